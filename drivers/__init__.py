@@ -23,6 +23,7 @@ DRIVERS = {
     "runpod": ("drivers.runpod:Runpod", install_line("runpod")),
     "prime": ("drivers.prime:Prime", install_line("prime")),
     "slurm": ("drivers.slurm:Slurm", ""),
+    "ray": ("drivers.ray:Ray", install_line("ray")),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""

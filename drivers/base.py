@@ -38,10 +38,14 @@ Market: TypeAlias = Literal["on-demand", "spot"]
 
 @dataclass(frozen=True, slots=True)
 class Need(Resources):
-    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented."""
+    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented.
+
+    `image`: the container image that they are to run, where `Traits.images`; empty: the driver's.
+    """
 
     nodes: int = 1
     market: Market | Literal["any"] = "on-demand"
+    image: str = ""
 
 
 class Wish(NamedTuple):
@@ -69,6 +73,7 @@ class Traits(NamedTuple):
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
     prices: str = ""  # what prices are, in words, where they are not asked of the provider
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
+    images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
     allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 
@@ -92,11 +97,16 @@ class Offer:
 
 
 class Order(NamedTuple):
-    """One rent: which offer, under which key, and until when."""
+    """One rent: which offer, under which key, and until when.
+
+    `keep`: at `until` the machine is stopped instead of ended, its disk stays.  `image`: what the machine is a container of; empty: the driver's.
+    """
 
     offer: Offer
     key: str
     until: datetime
+    keep: bool = False
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,39 @@ class Prolonging(Driver, Protocol):
 
 
 @runtime_checkable
+class Pausing(Driver, Protocol):
+    """A driver whose machines may be stopped and started again, with what is on their disks.  It heeds `Order.keep`."""
+
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
+
+        Raises NoCapacity where its place has no room for it now, HostLost when it is gone.
+        """
+        ...
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone."""
+        ...
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        """What the provider says of a machine; `runs` also where it is on its way up or down."""
+        ...
+
+
+@runtime_checkable
+class Ensuring(Driver, Protocol):
+    """A driver whose machines need something beside themselves, such as a rule of a firewall."""
+
+    async def ensure(self) -> Sequence[str]:
+        """Make what is missing.  Answers what was made, in words; nothing when all was there."""
+        ...
+
+    async def drop(self) -> Sequence[str]:
+        """Remove what `ensure` made, unless machines of ours use it.  Answers what was removed, or stays and why, in words."""
+        ...
+
+
+@runtime_checkable
 class Queueing(Driver, Protocol):
     """A driver whose machines are waited for in a queue."""
 
@@ -331,6 +374,15 @@ class Addressed(Host, Protocol):
 
     address: str
     """What other nodes dial."""
+
+
+@runtime_checkable
+class Entered(Host, Protocol):
+    """A host that a person may log in to."""
+
+    def way(self, folder: str) -> Argv:
+        """The words of an SSH client that lead there; keys that it needs are written below `folder`, which is private and ends with it."""
+        ...
 
 
 @runtime_checkable

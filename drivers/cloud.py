@@ -6,7 +6,6 @@ installation derives them again.
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 import os
@@ -24,6 +23,7 @@ import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from . import installation
 from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Unreachable, Unsure, Wish, file_name
 from .machine import enough
 from .ssh import Machine, SshHost
@@ -39,40 +39,8 @@ DISK: Final = 32 * 10**9
 # --- who we are
 
 
-class Installation:
-    """The secret of this installation, made at the first use.  Its machines bear its mark."""
-
-    def __init__(self, secret: bytes, folder: Path = Path()) -> None:
-        self._folder = folder
-        self._secret = hmac.digest(b"recipe", secret, "sha256")  # HKDF (RFC 5869): extract
-        self.name = self._derived("name")[:4].hex()
-
-    @classmethod
-    def of(cls, path: str | None = None) -> Installation:
-        """The installation whose secret is in a file, by default of this user.  Raises Denied when it cannot be read or made."""
-        folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-        file = Path(path or os.path.join(folder, "recipe", "installation"))
-        try:
-            if not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-                new.touch(0o600)
-                new.write_text(secrets.token_hex(32) + "\n", "ascii")
-                with suppress(FileExistsError):  # another process was first: its secret counts
-                    os.link(new, file)
-                new.unlink()
-            return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
-        except (OSError, ValueError) as error:
-            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
-
-    def mark(self, key: str) -> str:
-        """What the machine of a lease is called at its provider."""
-        return f"recipe-{self.name}-{key}"
-
-    def key(self, mark: str) -> str | None:
-        """The lease that a machine was rented for; None when it is not ours."""
-        ours = self.mark("")
-        return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
+class Installation(installation.Installation):
+    """This installation, with the logins and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
         """The private key that opens the machine of a lease, as OpenSSH writes it."""
@@ -84,7 +52,7 @@ class Installation:
 
     def first_seen(self, key: str) -> Path:
         """The file with the host key that the machine of a lease showed first, where it could not be given one."""
-        return self._folder / "first-use" / file_name(key)
+        return self.folder / "first-use" / file_name(key)
 
     def believe(self, key: str, shown: str) -> str:
         """Note a host key as the first that a machine showed.  Answers the one that counts: another process may have been first."""
@@ -98,10 +66,7 @@ class Installation:
         return known.read_text("ascii")
 
     def _pair(self, what: str) -> bytes:
-        return Ed25519PrivateKey.from_private_bytes(self._derived(what)).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-
-    def _derived(self, what: str) -> bytes:
-        return hmac.digest(self._secret, f"recipe {what}\x01".encode(), "sha256")  # expand, one block
+        return Ed25519PrivateKey.from_private_bytes(self.derived(what)).private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def public(private: bytes) -> str:
@@ -125,7 +90,7 @@ _BOOT: Final = r"""touch ~/.no_auto_tmux
 mkdir -p ~/.ssh
 echo '{login}' >>~/.ssh/authorized_keys
 cat >~/.recipe-deadman <<'END'
-[ -s ~/.recipe-until ] || {{
+{renewed}[ -s ~/.recipe-until ] || {{
     now=$(date +%s) end=$(($(date +%s) + {left}))
     [ {until} -le "$now" ] || [ {until} -ge "$end" ] || end={until}
     echo "$end" >~/.recipe-until
@@ -143,11 +108,14 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
     """What a machine executes at each start: let us in, prove who it is, and end itself by the command `end` when its time is over.
 
-    Its own clock is asked for how much time has passed; what time it is, only where that makes the end earlier.
+    Its own clock is asked for how much time has passed; what time it is, only where that makes the end earlier.  A machine that is kept has the same
+    time anew at each start.
     """
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
-    return prove(installation, order.key) + _BOOT.format(login=login, end=end, left=left, until=int(order.until.timestamp()))
+    return prove(installation, order.key) + _BOOT.format(
+        login=login, end=end, left=left, until=int(order.until.timestamp()), renewed="rm -f ~/.recipe-until\n" * order.keep
+    )
 
 
 def prove(installation: Installation, key: str) -> str:
@@ -302,6 +270,8 @@ class Filters(NamedTuple):
     inet: float = 0.0  # Mb/s, down
     cuda: float = 0.0
     max_price: float = math.inf  # US dollars an hour
+    machine: str = ""  # the kind of machine, as the provider calls it
+    zone: str = ""
 
     def given(self, more: Mapping[str, Value]) -> Filters:
         """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
@@ -353,6 +323,8 @@ def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
         ("less memory or processors", not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk))),
         ("several machines are one order", need.nodes != 1),
         ("another region", bool(filters.regions) and not any(region.lower() in offer.region.lower() for region in filters.regions)),
+        ("another kind of machine", filters.machine.lower() not in offer.data.get("shape", offer.id).lower()),
+        ("another zone", filters.zone.lower() not in offer.data.get("zone", offer.region).lower()),
         ("less reliable", offer.reliability is not None and offer.reliability < filters.reliability),
         ("not verified", filters.verified and not about.verified),
         ("not in a datacenter", filters.datacenter and not about.datacenter),

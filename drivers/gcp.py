@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 from . import cloud, gcp_prices
-from .base import Denied, DriverError, HostLost, Lease, Market, NoCapacity, Offer, Order, Rejected, Resources, Traits, Wish
+from .base import Denied, DriverError, HostLost, Lease, Market, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
 from .cloud import Filters, Installation, Logins, Value, harmless, markets
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
 from .ssh import SshHost
@@ -32,6 +32,8 @@ RESTS: Final = 600.0  # seconds for which a zone that had no machine left is off
 KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
 ENDED: Final = ("STOPPING", "PENDING_STOP", "TERMINATED", "STOPPED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING")
+STOPPED: Final = ("TERMINATED", "STOPPED", "SUSPENDED")
+"""A machine that stands still: its disk is billed."""
 _METADATA: Final = "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
 # Guest attributes are what Google hands on of what a machine says of itself: nobody between it and us can change them.
@@ -170,7 +172,7 @@ class Gcp:
         return NoCapacity(f"{offer.id} cannot be had: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
-        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, whoever is there to ask."""
+        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, whoever is there to ask."""
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
         host_key = cloud.public(self._installation.host_key(order.key))
@@ -192,11 +194,12 @@ class Gcp:
             **({"guestAccelerators": attached} if attached else {}),
             "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
             "labels": {"recipe": self._installation.name},
+            "tags": {"items": [self._installation.mark("machine")]},
             "scheduling": {
                 "onHostMaintenance": "TERMINATE",
                 "automaticRestart": False,
                 "provisioningModel": "SPOT" if offer.market == "spot" else "STANDARD",
-                "instanceTerminationAction": "DELETE",
+                "instanceTerminationAction": "STOP" if order.keep else "DELETE",
                 "maxRunDuration": {"seconds": str(seconds)},
             },
         }
@@ -228,6 +231,37 @@ class Gcp:
             await harmless(self._wire.wait(asked))
         return await harmless(self._wire.show(*_place(lease))) is None
 
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a machine run that is stopped; Google stops it at `until`.  Raises NoCapacity when its zone has no room, HostLost when it is gone."""
+        found = await harmless(self._wire.show(*_place(lease)))
+        if found is not None and found.status not in ENDED:
+            return
+        if found is not None and found.status not in STOPPED:
+            raise Unreachable(f"the instance {lease.id} is {found.status}")
+        seconds = max(LEAST, int((until - datetime.now(UTC)).total_seconds()))
+        asked = await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
+        if asked is None:
+            raise HostLost(f"Google has no instance {lease.id} any more")
+        if not asked.done:
+            asked = await harmless(self._wire.wait(asked))
+        if asked.code.startswith((*FULL, *QUOTAS)):
+            raise NoCapacity(f"{lease.id}: {asked.words or asked.code}")
+        if asked.code:
+            raise Rejected(f"Google cannot start {lease.id}: {asked.words}")
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a machine stand still.  True once Google says so; its disk is billed on."""
+        await self._logins.end(lease)
+        asked = await harmless(self._wire.stop(*_place(lease))) if await self.stands(lease) == "runs" else None
+        if asked is not None and not asked.done:
+            await harmless(self._wire.wait(asked))
+        return await self.stands(lease) != "runs"
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        """What Google says of a machine."""
+        found = await harmless(self._wire.show(*_place(lease)))
+        return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
+
     async def leases(self) -> Sequence[Lease]:
         ours = self._installation.name
         found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
@@ -236,6 +270,22 @@ class Gcp:
             for each in found
             if each.labels.get("recipe") == ours and (key := each.items.get("recipe-key") or self._installation.key(each.name)) is not None
         ]
+
+    async def ensure(self) -> Sequence[str]:
+        """A rule that lets SSH in to machines of this installation, whatever else the network allows."""
+        name = self._installation.mark("ssh")
+        if await harmless(self._wire.rule(name)):
+            return []
+        made = await harmless(self._wire.make_rule(name, self._network, self._installation.mark("machine"), self._port))
+        return [f"the firewall rule {name}"] if made else []
+
+    async def drop(self) -> Sequence[str]:
+        name = self._installation.mark("ssh")
+        if not await harmless(self._wire.rule(name)):
+            return []
+        if left := await self.leases():
+            return [f"the firewall rule {name} stays: {len(left)} other machine(s) use it"]
+        return [f"the firewall rule {name} is removed"] if await harmless(self._wire.drop_rule(name)) else []
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""

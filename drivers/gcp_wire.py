@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 
 from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, inner, number, printable, rows
+from .web import Answer, Fields, Web, following, inner, number, printable, rows
 
 API: Final = "https://compute.googleapis.com/compute/v1/"
 WHOSE: Final = "Google"
@@ -92,6 +92,42 @@ class Wire:
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
         return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
+    async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
+        """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
+        limit: Fields = {
+            "instanceTerminationAction": "STOP", "maxRunDuration": {"seconds": str(seconds)},
+            "onHostMaintenance": "TERMINATE", "automaticRestart": False,
+        }  # fmt: skip
+        answer = await self._ask("POST", f"zones/{zone}/instances/{name}/setScheduling", limit)
+        if _gone(answer, name):
+            return None
+        if not (limited := _operation(_good(answer, f"the time of the instance {name}"))).done:
+            await self.wait(limited)
+        answer = await self._ask("POST", f"zones/{zone}/instances/{name}/start")
+        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+
+    async def stop(self, zone: str, name: str) -> Operation | None:
+        """Have a machine stand still; None when there is none."""
+        answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
+        return None if _gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+
+    async def rule(self, name: str) -> bool:
+        """Whether there is a rule of the firewall with this name."""
+        answer = await self._ask("GET", f"global/firewalls/{name}")
+        return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
+
+    async def make_rule(self, name: str, network: str, tag: str, port: int) -> bool:
+        """Let connections to a port of machines with this tag in.  False: there is such a rule."""
+        allowed = [{"IPProtocol": "tcp", "ports": [f"{port}"]}]
+        body = {"name": name, "network": network, "direction": "INGRESS", "sourceRanges": ["0.0.0.0/0"], "targetTags": [tag], "allowed": allowed}
+        answer = await self._ask("POST", "global/firewalls", body)
+        return answer.code != "alreadyExists" and bool(_good(answer, f"the rule {name}"))
+
+    async def drop_rule(self, name: str) -> bool:
+        """Remove a rule of the firewall.  False: there is none."""
+        answer = await self._ask("DELETE", f"global/firewalls/{name}")
+        return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
+
     async def preempted(self, zone: str, name: str) -> bool:
         """Whether Google took a machine away."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
@@ -142,18 +178,18 @@ class Wire:
 
     async def _aggregated(self, what: str, filter: str) -> list[Fields]:
         scopes: list[Fields] = []
-        token = ""
+        token, seen = "", set[str]()
         while True:
             query = {"maxResults": PAGE, **({"filter": filter} if filter else {}), **({"pageToken": token} if token else {})}
             fields = _good(await self._ask("GET", f"aggregated/{what}", query=query), f"the list of {what}")
             if fields.get("unreachables"):
-                raise Unreachable(f"the list of {what} is not complete: Google did not reach {fields['unreachables']}")
+                raise Unreachable(f"the list of {what} is not complete: Google did not reach {printable(str(fields['unreachables']))}")
             for where, scope in inner(fields.get("items", {}), f"the list of {what}", WHOSE).items():
                 code = inner(inner(scope, where, WHOSE).get("warning") or {}, where, WHOSE).get("code")
                 if code not in (None, "NO_RESULTS_ON_PAGE"):
-                    raise Unreachable(f"the list of {what} is not complete: {where}: {code}")
+                    raise Unreachable(f"the list of {what} is not complete: {printable(where)}: {printable(str(code))}")
                 scopes.append(inner(scope, where, WHOSE))
-            if not (token := f"{fields.get('nextPageToken') or ''}"):
+            if not (token := following(fields.get("nextPageToken"), seen, f"the list of {what} of Google")):
                 return scopes
 
     async def _ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:

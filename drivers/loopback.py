@@ -17,9 +17,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from . import calls, machine
 from .base import (
@@ -94,6 +95,14 @@ class Faults:
         return cls(**given)  # type: ignore[arg-type]  # looked at above
 
 
+class _Rented(NamedTuple):
+    """A place that is taken.  `state` is empty, or of a machine that is stopped at its time instead of destroyed: kept, stopped."""
+
+    lease: Lease
+    until: float
+    state: str
+
+
 class Loopback:
     """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
@@ -148,7 +157,7 @@ class Loopback:
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)
-        return tuple(Offer("loopback", name, have, price=self._price, fetched=time.time()) for name in free_first)
+        return tuple(Offer("loopback", name, have, price=self._price, disk_price=self._price / 10, fetched=time.time()) for name in free_first)
 
     async def acquire(self, order: Order) -> Lease:
         """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
@@ -169,9 +178,7 @@ class Loopback:
             if order.key not in known:
                 self._note("created", lease, "order")
             (self._root / lease.data["host"]).mkdir(exist_ok=True)
-            new = self._root / "leases" / f".{lease.id}"
-            new.write_text(json.dumps([lease.id, lease.key, dict(lease.data), order.until.timestamp()]), encoding="utf-8")
-            new.rename(self._root / "leases" / lease.id)
+            self._write(_Rented(lease, order.until.timestamp(), "kept" if order.keep else ""))
         filled = self._count("filled", self._faults.unsure + self._faults.garbled)
         if filled <= self._faults.unsure:
             raise Unsure(f"the reply to the order of {name} was lost")
@@ -183,8 +190,10 @@ class Loopback:
         self._heard()
         with self._alone():
             self._expire()
-        if not (self._root / "leases" / lease.id).exists():
+        if (found := self._named(lease)) is None:
             raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+        if found.state == "stopped":
+            raise HostLost(f"the machine {lease.data['host']} was stopped")
         if self._count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
             return None
         if float(lease.data.get("up", 0.0)) > time.time():
@@ -207,6 +216,36 @@ class Loopback:
         self._made.pop(lease.id, None)
         return True
 
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a machine run that was stopped."""
+        self._heard()
+        self._refuse()
+        with self._alone():
+            self._expire()
+            if (found := self._named(lease)) is None:
+                raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            self._write(found._replace(until=until.timestamp(), state="kept"))
+            if found.state == "stopped":
+                self._note("started", lease, "order")
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a machine stand still: what runs there ends, its disk stays."""
+        self._heard()
+        if self._count("released", self._faults.kept) <= self._faults.kept:
+            return False
+        with self._alone():
+            if (found := self._named(lease)) is not None:
+                self._stop(found, "release")
+        self._made.pop(lease.id, None)
+        return True
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        self._heard()
+        with self._alone():
+            self._expire()
+            found = self._named(lease)
+        return "gone" if found is None else "stopped" if found.state == "stopped" else "runs"
+
     async def leases(self) -> Sequence[Lease]:
         self._heard()
         with self._alone():
@@ -227,19 +266,43 @@ class Loopback:
 
     def _leases(self) -> list[Lease]:
         """Those whose time is not over: nobody gives back what a killed worker had."""
-        return [lease for lease, until in self._rented() if until > time.time()]
+        return [each.lease for each in self._rented() if each.until > time.time() or each.state]
 
-    def _rented(self) -> list[tuple[Lease, float]]:
+    def _rented(self) -> list[_Rented]:
         with _translated():
             paths = [path for path in sorted((self._root / "leases").glob("[!.]*")) if path.name != "lock"]
             told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return [(Lease("loopback", name, key, data), until) for name, key, data, until in told]
+        return [_Rented(Lease("loopback", name, key, data), until, state) for name, key, data, until, state in told]
+
+    def _named(self, lease: Lease) -> _Rented | None:
+        return next((each for each in self._rented() if each.lease.id == lease.id), None)
+
+    def _runs(self, lease: Lease) -> bool:
+        try:
+            return bool(json.loads((self._root / "leases" / lease.id).read_text("utf-8"))[-1] != "stopped")
+        except FileNotFoundError:
+            return False
+
+    def _write(self, rented: _Rented) -> None:
+        lease, new = rented.lease, self._root / "leases" / f".{rented.lease.id}"
+        new.write_text(json.dumps([lease.id, lease.key, dict(lease.data), rented.until, rented.state]), encoding="utf-8")
+        new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
-        """A provider destroys what is past its time; a place that costs nothing only counts no more."""
-        for lease, until in self._rented() if self._price else ():
-            if until <= time.time():
-                self._end(lease, "provider")
+        """A provider destroys, or stops, what is past its time; a place that costs nothing only counts no more."""
+        for each in self._rented() if self._price else ():
+            if each.until <= time.time():
+                if each.state:
+                    self._stop(each, "provider")
+                else:
+                    self._end(each.lease, "provider")
+
+    def _stop(self, rented: _Rented, by: str) -> None:
+        """What runs on a machine ends, and its disk stays."""
+        if rented.state != "stopped":
+            _end_all(self._root / rented.lease.data["host"])
+            self._write(rented._replace(state="stopped"))
+            self._note("stopped", rented.lease, by)
 
     def _end(self, lease: Lease, by: str) -> None:
         """Give a place back; with a price its machine is destroyed, and all that runs there."""
@@ -310,8 +373,8 @@ class Loopback:
     async def _carry(self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of the machine of this lease."""
         faults, home = self._faults, self._root / lease.data["host"]
-        if not (self._root / "leases" / lease.id).exists():
-            raise HostLost(f"{home.name} is gone, or the lease was given back")
+        if not self._runs(lease):
+            raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
         now = self._count("calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call))
         if now == faults.lost_on_call:
             self._lose(lease)
@@ -329,7 +392,7 @@ class Loopback:
                     if cut:
                         raise cut
         except Rejected:
-            if not (self._root / "leases" / lease.id).exists():
+            if not self._runs(lease):
                 raise HostLost(f"{home.name} went away meanwhile") from None
             raise
 

@@ -46,6 +46,7 @@ class Prime:
         ends="nobody",
         poll=timedelta(seconds=10),
         comes_up=timedelta(minutes=30),
+        images=True,
     )
     console = "https://app.primeintellect.ai/dashboard/instances"
 
@@ -81,6 +82,8 @@ class Prime:
             # What CUDA a pod has is not told before it is there.
             about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
             why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
+            if not why and ask.images and (image := wish.need.image or self._image) not in ask.images:
+                why = f"without the image {image}"
             if (why := why or ("" if ask.there else "none to be had now")) or (ask.resources.disk or 0) < disk * 10**9:
                 left[why or "less disk"] += 1
             else:
@@ -96,7 +99,7 @@ class Prime:
         offer = order.offer
         data = {name: offer.data[name] for name in ("cloudId", "gpuType", "socket", "country", "security") if offer.data[name]}
         wanted = {
-            "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": self._image,
+            "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": order.image or self._image,
             "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * RISE, 4), "autoRestart": False,
             **({"dataCenterId": offer.data["dataCenter"]} if offer.data["dataCenter"] else {}),
         }  # fmt: skip

@@ -35,6 +35,7 @@ class Ask(NamedTuple):
     inet: float
     there: bool
     order: Mapping[str, str]
+    images: tuple[str, ...]  # that can be ordered there, by Prime's own names; empty: it does not say
 
 
 class Pod(NamedTuple):
@@ -207,10 +208,12 @@ def _ask(row: Fields, disk: int) -> Ask | None:
         int(number(row, "gpuMemory")) * 10**9, size * 10**9,
     )  # fmt: skip
     order = {name: f"{row.get(name) or ''}" for name in ("cloudId", "gpuType", "socket", "dataCenter", "country", "security", "provider")}
+    named = row.get("images")
+    images = tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
     return Ask(
         f"{row['cloudId']}", have, price + stored, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
         "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
-        row.get("stockStatus") != "Unavailable", order,
+        row.get("stockStatus") != "Unavailable", order, images,
     )  # fmt: skip
 
 

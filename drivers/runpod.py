@@ -66,6 +66,7 @@ class Runpod:
         ends="stops",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=20),
+        images=True,
     )
     console = "https://console.runpod.io/pods"
 
@@ -88,6 +89,8 @@ class Runpod:
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The pods that do, the cheapest first.  Raises NoCapacity for a region that there is not."""
         filters = self._filters.given(wish.filters)
+        if filters.zone:
+            filters = filters._replace(regions=(filters.zone,))
         await self._known(filters.regions)
         left: Counter[str] = Counter()
         found: list[Offer] = []
@@ -164,7 +167,7 @@ class Runpod:
         gpu = {"id": data["gpu"], "count": order.offer.resources.gpus, **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {})}
         return {
             "name": self._installation.mark(order.key),
-            "image": self._image,
+            "image": order.image or self._image,
             "gpu": gpu,
             "cloud": data["cloud"],
             "disk": int(data["disk"]),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from .base import Charge, Denied, Rejected, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, inner, number, printable, rows
-
-PAGES: Final = 1000
-"""Pages of one listing: a cursor that leads in a circle ends there."""
+from .base import Charge, Denied, Rejected, Throttled, Unsure
+from .web import Answer, Fields, Web, following, inner, number, printable, rows
 
 
 class Gpu(NamedTuple):
@@ -68,16 +65,14 @@ class Wire:
     async def listing(self) -> list[Pod]:
         """All pods of the account, over all pages if there are several."""
         found: list[Pod] = []
-        cursor = ""
-        for _ in range(PAGES):
+        cursor, seen = "", set[str]()
+        while True:
             fields = _good(await self.ask("GET", "/v2/pods", query={"cursor": cursor} if cursor else None), "the list of pods")
             found += [pod(row) for row in rows(fields, "pods", "RunPod")]
             paged = fields.get("pagination")
-            following = (paged if isinstance(paged, dict) else fields).get("nextCursor")
-            if not following:
+            cursor = following((paged if isinstance(paged, dict) else fields).get("nextCursor"), seen, "the list of RunPod's pods")
+            if not cursor:
                 return [each for each in found if each.status != "TERMINATED"]
-            cursor = f"{following}"
-        raise Unreachable("the list of RunPod's pods has no end")
 
     async def destroy(self, id: str) -> None:
         """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""

@@ -297,7 +297,8 @@ class Slurm:
             return False
         if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(self._pattern.gres) > (group.have.gpus or 0):
             return False
-        return machine.enough(self._share(group.have, wish), wish._replace(need=replace(wish.need, nodes=1)))
+        model = wish.need.gpu and wish.need.gpu.replace(" ", "_")  # no name in Slurm has a space
+        return machine.enough(self._share(group.have, wish), wish._replace(need=replace(wish.need, nodes=1, gpu=model)))
 
     def _share(self, have: Resources, wish: Wish) -> Resources:
         """What an allocation has of one node: what the settings say, else as much as steps use at once, else all."""
@@ -313,6 +314,7 @@ class Slurm:
             cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
             memory=min(have.memory or 0, wanted.memory or 0) if part else have.memory,
             gpus=gpus,
+            gpu=have.gpu,
             disk=have.disk,
         )
 
@@ -320,7 +322,7 @@ class Slurm:
         """That share, as sbatch is asked for it, where the settings leave it open."""
         asked: dict[str, object] = {}
         if share.gpus and not self._pattern.gres:
-            asked["gres"] = f"gpu:{share.gpus}"
+            asked["gres"] = f"gpu:{share.gpu}:{share.gpus}" if wish.need.gpu and share.gpu else f"gpu:{share.gpus}"
         if wish.together.cpus and not self._pattern.cpus:
             asked["cpus"] = int(share.cpus or 1)
             if wish.together.memory and not self._pattern.memory:

@@ -234,7 +234,7 @@ def groups(said: str) -> list[Group]:
         partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
         if state.startswith(DOWN) or state.endswith("*"):
             continue
-        have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), disk=_number(disk) << 20)
+        have = Resources(cpus=float(_number(cpus)), memory=_number(memory) << 20, gpus=gpus(gres), gpu=model(gres), disk=_number(disk) << 20)
         asked = frozenset(features.split(","))
         found.append(Group(partition.rstrip("*"), partition.endswith("*"), _number(count), have, asked, seconds(longest)))
     return sorted(found, key=lambda group: not group.default)
@@ -337,6 +337,12 @@ def gpus(gres: str) -> int:
     return found
 
 
+def model(gres: str) -> str | None:
+    """Which model of GPU `gpu:a100:4(S:0-1)` is, as Slurm calls it; None where it does not say, or where there are several."""
+    found = set(re.findall(r"(?:^|,)(?:gres/)?gpu:([^:,()]*[^:,()\d][^:,()]*)", gres))
+    return found.pop() if len(found) == 1 else None
+
+
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
@@ -413,6 +419,7 @@ def least(found: Sequence[Group]) -> Resources:
         cpus=min((have.cpus or 0.0 for have in each), default=0.0),
         memory=min((have.memory or 0 for have in each), default=0),
         gpus=min((have.gpus or 0 for have in each), default=0),
+        gpu=each[0].gpu if len({have.gpu for have in each}) == 1 else None,
         disk=min((have.disk or 0 for have in each), default=0),
     )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from . import machine, sshconfig
 from .base import NOTHING, ROOT, Argv, Denied, DriverError, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unreachable, Wish
 from .sshconfig import Said
-from .sshlink import KNOWN_HOSTS, Link, Route
+from .sshlink import KNOWN_HOSTS, Link, Route, client
 
 TTL = timedelta(seconds=30)  # for which a machine is believed to be as it was
 PORT = 22
@@ -252,6 +252,10 @@ class SshHost:
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         return self.machine.link.call(argv, stdin)
+
+    def way(self, folder: str) -> Argv:
+        """The words of OpenSSH's client that lead there, by the same keys and the same host key as ours."""
+        return client(self.machine.route, Path(folder))
 
     async def aclose(self) -> None:
         await self._when_closed(self)

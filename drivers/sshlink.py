@@ -23,6 +23,7 @@ import asyncssh
 
 from .base import NOTHING, Argv, Denied, DriverError, Rejected, Unreachable
 
+PORT = 22
 CHANNELS = 8  # at once on one connection: OpenSSH's MaxSessions is 10
 CONNECTIONS = 3  # at once to one login: TCP's window and some servers let one connection do little
 FAR = 0.25  # seconds: a connection that took as long to make has a long way
@@ -67,6 +68,29 @@ class Route:
 
     def __str__(self) -> str:
         return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (f":{self.port}" if self.port != 22 else "")
+
+
+def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
+    """The words of OpenSSH's client for a route.  Keys that are no files are written below `folder`; `n`: of which server on the way they are."""
+    options = {"StrictHostKeyChecking": "yes", "ServerAliveInterval": f"{max(1, round(route.keep_alive))}", "IdentityAgent": route.agent or "none"}
+    known, identity = [f'"{Path(each).expanduser()}"' for each in route.known_hosts], list(route.identity)
+    if route.host_key is not None:
+        name = route.host if route.port == PORT else f"[{route.host}]:{route.port}"
+        (folder / f"known_hosts.{n}").write_text(f"{name} {route.host_key}\n", "utf-8")
+        known = [f'"{folder}/known_hosts.{n}"']
+        options["GlobalKnownHostsFile"] = "none"
+    if route.login is not None:
+        file = folder / f"login.{n}"
+        file.touch(0o600)
+        file.write_bytes(route.login)
+        identity = [str(file)]
+    if identity:
+        options["IdentitiesOnly"] = "yes"
+    if route.jump is not None:
+        options["ProxyCommand"] = shlex.join([*client(route.jump, folder, n + 1), "-W", "[%h]:%p"])
+    options["UserKnownHostsFile"] = " ".join(known)
+    told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return ("ssh", "-F", "none", *told, *(word for each in identity for word in ("-i", each)), "-p", f"{route.port}", "-l", route.user, route.host)
 
 
 class NotLetIn(Denied):

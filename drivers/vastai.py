@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 from . import cloud
 from .base import (
@@ -41,10 +41,10 @@ SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
 RISE: Final = 1.05  # a price that is higher by more than this is another offer
 # Asked by the machine itself once its time is over, with the key that it was given.
-_END: Final = """curl -fsS -m 60 -X DELETE -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{{}}' \
+_ITSELF: Final = """curl -fsS -m 60 -X {method} -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{body}' \
 {api}/api/v0/instances/$CONTAINER_ID/ || python3 -c "import os, urllib.request as u
-u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b'{{}}',
-    {{'Authorization': 'Bearer ' + os.environ['CONTAINER_API_KEY'], 'Content-Type': 'application/json'}}, method='DELETE'), timeout=60)\""""
+u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b'{quoted}',
+    {{'Authorization': 'Bearer ' + os.environ['CONTAINER_API_KEY'], 'Content-Type': 'application/json'}}, method='{method}'), timeout=60)\""""
 
 
 class Vastai:
@@ -60,6 +60,7 @@ class Vastai:
         ends="machine",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=20),
+        images=True,
     )
     console = "https://cloud.vast.ai/instances/"
 
@@ -122,9 +123,10 @@ class Vastai:
     async def acquire(self, order: Order) -> Lease:
         """Rent what was offered.  Raises NoCapacity when another has it, Unsure when it is not known whether we do."""
         offer = order.offer
-        script = cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api))
+        script = cloud.boot(self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep))
         wanted = {
-            "client_id": "me", "image": self._image, "disk": int(offer.data.get("disk", "32")), "label": self._installation.mark(order.key),
+            "client_id": "me", "image": order.image or self._image, "disk": int(offer.data.get("disk", "32")),
+            "label": self._installation.mark(order.key),
             "runtype": "ssh_direc ssh_proxy", "onstart": script, "env": {}, "cancel_unavail": True, "target_state": "running",
             **({"price": float(offer.data["bid"])} if "bid" in offer.data else {}),
         }  # fmt: skip
@@ -163,6 +165,26 @@ class Vastai:
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         return await harmless(self._wire.show(lease.id)) is None
+
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a machine run that is stopped; it has as long as it was ordered for, until it is told otherwise.
+
+        Vast.ai takes the order also where others have its GPUs meanwhile: then it does not come up.  Raises HostLost when it is gone.
+        """
+        if await self.stands(lease) != "runs" and not await harmless(self._wire.become(lease.id, "running")):
+            raise HostLost(f"Vast.ai has no instance {lease.id} any more")
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a machine stand still.  True once Vast.ai says so; its disk is billed on."""
+        await self._logins.end(lease)
+        self._attached.discard(lease.id)
+        await harmless(self._wire.become(lease.id, "stopped"))
+        return await self.stands(lease) != "runs"
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        """What Vast.ai says of a machine."""
+        found = await harmless(self._wire.show(lease.id))
+        return "gone" if found is None else "stopped" if found.stopped else "runs"
 
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
@@ -220,6 +242,12 @@ class Vastai:
     async def _attach(self, lease: Lease) -> None:
         await harmless(self._wire.attach(lease.id, cloud.public(self._installation.login(lease.key))))
         self._attached.add(lease.id)
+
+
+def _itself(api: str, keep: bool) -> str:
+    """The command by which a machine ends itself, or stops."""
+    method, body = ("PUT", '{"state":"stopped"}') if keep else ("DELETE", "{}")
+    return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 
 
 def _unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:

@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from . import web
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
 from .cloud import About
-from .web import Answer, Fields, Web, inner, number, rows
+from .web import Answer, Fields, Web, following, inner, number, rows
 
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
@@ -81,7 +82,7 @@ class Wire:
         """All machines of the account.  Pages begin after the last id that was seen: one that vanishes meanwhile moves none of the others."""
         found: list[Instance] = []
         last = 0
-        while True:
+        for _ in range(web.PAGES):
             query = {"limit": str(PAGE), "order_by": json.dumps([{"col": "id", "dir": "asc"}]), "select_filters": json.dumps({"id": {"gt": last}})}
             fields = _good(await self.ask("GET", "/api/v1/instances/", query=query), "the list of instances")
             page = [_instance(row) for row in rows(fields, "instances", "Vast.ai")]
@@ -91,11 +92,20 @@ class Wire:
             if len(page) < PAGE:
                 return found
             last = max(int(each.id) for each in page)
+        raise Unreachable("the list of Vast.ai's instances has no end")
 
     async def destroy(self, id: str) -> None:
         answer = await self.ask("DELETE", f"/api/v0/instances/{id}/", {})
         if answer.code != "no_such_instance":
             _good(answer, f"the instance {id}")
+
+    async def become(self, id: str, state: str) -> bool:
+        """Have a machine be `running` or `stopped`.  False: there is none."""
+        answer = await self.ask("PUT", f"/api/v0/instances/{id}/", {"state": state})
+        if answer.code == "no_such_instance":
+            return False
+        _good(answer, f"the instance {id}")
+        return True
 
     async def attach(self, id: str, key: str) -> None:
         _good(await self.ask("POST", f"/api/v0/instances/{id}/ssh/", {"ssh_key": key}), f"the key of the instance {id}")
@@ -103,7 +113,7 @@ class Wire:
     async def charges(self, since: float) -> list[tuple[str, Charge]]:
         """What instances cost, with the label of each."""
         found: list[tuple[str, Charge]] = []
-        token = ""
+        token, seen = "", set[str]()
         while True:
             days = {"day": {"gte": int(since), "lte": int(time.time()) + 86400}, "type": {"in": ["instance"]}}
             query = {"select_filters": json.dumps(days), "limit": "500", **({"after_token": token} if token else {})}
@@ -111,7 +121,7 @@ class Wire:
             for row in rows(fields, "results", "Vast.ai"):
                 label = inner(row.get("metadata") or {}, "a charge", "Vast.ai").get("label")
                 found.append((f"{label or ''}", Charge(number(row, "start"), number(row, "end"), number(row, "amount"))))
-            if not (token := f"{fields.get('next_token') or ''}"):
+            if not (token := following(fields.get("next_token"), seen, "the list of Vast.ai's charges")):
                 return found
 
     async def user(self) -> Fields:

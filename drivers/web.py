@@ -17,6 +17,8 @@ from .base import Unreachable, Unsure
 Fields: TypeAlias = Mapping[str, object]
 LARGEST: Final = 64 << 20  # bytes of a reply
 PATIENCE: Final = 60.0  # seconds for one request
+LIMIT: Final = 1e18  # no number of theirs is larger, and an integer of a thousand digits is none
+PAGES: Final = 1000  # of one listing
 
 
 class Answer(NamedTuple):
@@ -68,6 +70,8 @@ class Web:
             raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
         except httpx.HTTPError as error:
             raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
+        if 300 <= reply.status_code < 400:  # whoever redirects is not the provider: what comes with it is no reply of its own
+            raise Unsure(f"{self.api} redirects ({reply.status_code}) instead of answering")
         with suppress(TypeError, ValueError):
             self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0
         return answered(reply.status_code, bytes(text), reply.headers)
@@ -90,10 +94,10 @@ def printable(text: str) -> str:
 
 
 def number(row: Fields, *names: str) -> float:
-    """The first of these that is a number, also one written as text; 0 when none is."""
+    """The first of these that is a finite number, also one written as text; 0 when none is."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LIMIT:
             return float(value)
         if isinstance(value, str) and value.isascii() and value.isdigit():
             return float(value[:20])
@@ -106,6 +110,16 @@ def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
     if not isinstance(found, list):
         raise Unsure(f'the reply of {whose} has no list "{name}"')
     return [inner(row, name, whose) for row in found]
+
+
+def following(token: object, seen: set[str], what: str) -> str:
+    """The token of the next page, empty at the end; `seen` are those before it.  Raises Unreachable for pages in a circle, or without end."""
+    if not token:
+        return ""
+    if (text := f"{token}") in seen or len(seen) >= PAGES:
+        raise Unreachable(f"{what} has no end")
+    seen.add(text)
+    return text
 
 
 def inner(value: object, what: str, whose: str) -> Fields:

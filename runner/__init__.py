@@ -6,6 +6,8 @@
     survey = runner.plan("./pipeline.yaml", {"epochs": 3})       # what a run would do, and why; survey.plan.graph is a networkx.DiGraph
     summary = runner.run("./pipeline.yaml", {"epochs": 3}, on_event=print)
     results = runner.results("./pipeline.yaml")                          # a row for each instance and run: inputs, metrics, time
+    run = runner.submit("flux-lora@1", {"dataset": "hf://me/photos"}, to="https://recipes.example")  # a worker there carries it out
+    run.wait()
 
 Errors are `runner.errors.RecipeError`s: `Invalid` has every problem of a recipe or its inputs, each with its place; a failed step is in the summary.
 """
@@ -14,19 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
     from .execution.terms import Choice, Settings, Summary
+    from .interface.handle.opening import How, New
+    from .interface.handle.shells import AsyncRun, Run
     from .language.recipe import Recipe
     from .paths import Standing
     from .storage.runs import Event
     from .storage.workspace import Workspace
     from .survey.survey import Request, Survey
 
-__all__ = ["__version__", "load", "plan", "results", "run"]
+__all__ = ["__version__", "load", "plan", "results", "run", "run_of", "run_of_async", "submit", "submit_async"]
 
 
 def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
@@ -95,14 +99,49 @@ def run(
 
     standing = _standing(workspace, recipe)
     with Workspace.open(standing.root) as ws:
-        ws.share(store)
-        request = _request(standing, recipe, inputs, preset, out, python, nodes)
         how = settings or Settings()
+        stack = ws.config.stack(how.stack) if how.stack else None
+        ws.share(store or (stack.store if stack else "") or None)
+        request = _request(standing, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0))
         if python and not request.current_python:
             how = replace(how, python=python)
         if isinstance(place := results_place(out or ""), str):
             how = replace(how, upload=place)
         return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
+
+
+def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:
+    """Store a run for a worker, and answer its handle: `wait`, `status`, `events`, `logs`, `metrics`, `download`, `cancel`, `pause`, `resume`.
+
+    `to` is where runs are kept: nothing for the workspace (or the database of `RECIPE_RUNS`), `postgresql://USER@HOST/DATABASE`, or the address of a
+    `recipe serve`, which runs the recipes of its own catalog; the token for it is `RECIPE_TOKEN`.  The others are `driver workspace preset out python
+    choice settings store nodes priority not_before key labels user limits webhooks here`: docs/python.md.  Raises errors.RecipeError, Invalid with
+    every problem.
+    """
+    from .interface.handle.opening import submitted
+
+    return submitted(_new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root)
+
+
+async def submit_async(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> AsyncRun:
+    """`submit`, by `await`: the handle's methods are awaited, its events and logs are read by `async for`."""
+    from .interface.handle.opening import submitted_async
+
+    return await submitted_async(_new(recipe, inputs, how), how.get("to"), _standing(how.get("workspace"), recipe).root)
+
+
+def run_of(id: str, *, to: str | None = None, workspace: str | Path | None = None) -> Run:
+    """A handle of a run that exists, also of one that `recipe run` began.  `to` is where it is kept, as for `submit`.  Raises errors.NotFound."""
+    from .interface.handle import opening
+
+    return opening.run_of(id, to, _standing(workspace, "").root)
+
+
+async def run_of_async(id: str, *, to: str | None = None, workspace: str | Path | None = None) -> AsyncRun:
+    """`run_of`, by `await`."""
+    from .interface.handle import opening
+
+    return await opening.run_of_async(id, to, _standing(workspace, "").root)
 
 
 def results(recipe: str | Path | None = None, *, workspace: str | Path | None = None, frame: bool | None = None) -> Any:
@@ -152,6 +191,30 @@ def _request(
     below = Path(standing.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
     return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given), nodes=nodes)
+
+
+def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
+    """A run that is to be stored."""
+    from dataclasses import replace
+
+    from .execution.queue import Ticket
+    from .execution.terms import Choice, Settings
+    from .interface.handle.far import is_server
+    from .interface.handle.opening import New
+    from .storage.workspace import results_place
+
+    out, python, due = how.get("out"), how.get("python"), how.get("not_before")
+    request = _request(_standing(how.get("workspace"), recipe), recipe, inputs, how.get("preset"), out, python, how.get("nodes", 0))
+    if is_server(how.get("to") or ""):
+        request = replace(request, recipe=str(recipe))  # a name there is one of its catalog, whatever lies here
+    settings = how.get("settings") or Settings(how.get("driver", "local"), store=how.get("store", ""), limits=dict(how.get("limits", {})))
+    if python and not request.current_python:
+        settings = replace(settings, python=python)
+    if isinstance(place := results_place(out or ""), str):
+        settings = replace(settings, upload=place)
+    ticket = Ticket(how.get("priority", 0), due.timestamp() if due is not None else None, how.get("key", ""), dict(how.get("labels", {})))
+    ticket = ticket._replace(user=how.get("user", ""), here=how.get("here", False))
+    return New(request, how.get("choice") or Choice(), settings, ticket, how.get("webhooks", ()))
 
 
 class _Calls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -137,3 +137,25 @@ def heads(path: str) -> list[str]:
         found.append(path[:at])
         at = path.rfind("/", 0, at)
     return found
+
+
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Whether a path matches: `*` and `?` stay within a name, `**` does not."""
+    import re
+
+    parts = []
+    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]/]+\]|.", pattern, re.S):
+        if token == "**/":  # noqa: S105
+            parts.append("(?:.*/)?")
+        elif token == "**":  # noqa: S105
+            parts.append(".*")
+        elif token == "*":  # noqa: S105
+            parts.append("[^/]*")
+        elif token == "?":  # noqa: S105
+            parts.append("[^/]")
+        elif len(token) > 1:
+            parts.append("[" + ("^" if token[1] == "!" else "") + re.escape(token[2 if token[1] == "!" else 1 : -1]).replace(r"\-", "-") + "]")
+        else:
+            parts.append(re.escape(token))
+    compiled = re.compile("".join(parts), re.S)
+    return lambda path: compiled.fullmatch(path) is not None

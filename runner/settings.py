@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from .paths import settings_files, shipped
 from .reading import whole
 
 NAME: Final = "recipe.toml"
-_TABLES = ("stores", "drivers")
+_TABLES = ("stores", "drivers", "stacks")
 _RECEIVERS = ("webhooks", "notify")
 _LISTS = (("recipes", "allow"), ("data", "roots"), ("data", "allow"), ("server", "hosts"), ("hooks", "spend"))
 _PUBLIC = frozenset({"host_key", "keepalive", "secret"})  # the last is the name of a variable
@@ -52,6 +52,44 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """One `[stacks.NAME]`: a driver, and how it is asked.  Texts are as they were written; empty where nothing is said.
+
+    `file` is the one that it stands in: a stack of the user's own file is one for all workspaces.
+    """
+
+    name: str
+    driver: str
+    machine: str = ""
+    gpu: str = ""
+    nodes: int = 0
+    market: str = ""
+    zone: str = ""
+    limits: Mapping[str, str] = field(default_factory=dict)  # `time` and `cost`
+    keep: str = ""
+    auto_stop: str = ""
+    queue: bool = True
+    store: str = ""
+    extra: Mapping[str, object] = field(default_factory=dict)  # further settings of the driver
+    file: str = ""
+
+    @property
+    def id(self) -> str:
+        """What the ledger calls it."""
+        return f"{self.name} of {self.file}"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What it says of its driver, as the driver's settings."""
+        named = {name: getattr(self, name) for name in _OF_DRIVER}
+        return {**self.extra, **{name: value for name, value in named.items() if value}}
+
+
+_OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
+"""Settings of a stack that are settings of its driver."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Settings in force.  `origins` says where each comes from: (path of keys) -> `file:line`."""
 
@@ -64,6 +102,19 @@ class Config:
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
+
+    def stack(self, name: str) -> Stack:
+        """The stack of that name.  Raises NotFound."""
+        if name in self.stacks:
+            return self.stacks[name]
+        fix = did_you_mean(name, self.stacks) or f"add [stacks.{name}] with a driver to {NAME}; `recipe config` shows those there are"
+        raise NotFound(f'there is no stack "{name}"', fix=fix)
+
+    def on(self, name: str) -> Config:
+        """These settings, with what a stack says of its driver.  Raises NotFound."""
+        stack = self.stack(name)
+        return replace(self, drivers={**self.drivers, stack.driver: {**self.driver(stack.driver), **stack.settings}})
 
     def store_named(self, name: str | None) -> StoreSettings | None:
         """The store that was asked for by name or as a URL, else the default one, else None.  Raises NotFound."""
@@ -118,6 +169,8 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value: Any = config.store
         elif keys[0] == "stores":
             value = getattr(config.stores[keys[1]], keys[2])
+        elif keys[0] == "stacks":
+            value = getattr(config.stacks[keys[1]], keys[2])
         elif keys[0] in ("prices", "limits"):
             value = getattr(config, keys[0])[keys[1]]
         elif keys[0] in _RECEIVERS:
@@ -214,7 +267,8 @@ def _merged(files: list[_File]) -> Config:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
     webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    return Config(store, stores, tables["drivers"], prices, lists, origins, limits, webhooks, notify)
+    stacks = {name: Stack(name, **table, file=origins["stacks", name, "driver"].rpartition(":")[0]) for name, table in tables["stacks"].items()}
+    return Config(store, stores, tables["drivers"], prices, lists, origins, limits, webhooks, notify, stacks)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
@@ -227,23 +281,40 @@ def _faults(file: _File) -> list[Problem]:
     import json
 
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
-    faults = _check(schema, schema, file.value, ()) + _strange_drivers(file.value)
+    faults = _check(schema, schema, file.value, ())
+    faults += _strange_drivers(file.value) if faults else [*_strange_drivers(file.value), *_clashes(file.value)]
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
     """Tables of drivers that neither we nor an installed package have: a driver that nobody asks for would hide a slip of the pen."""
-    tables = value.get("drivers")
-    if not isinstance(tables, dict) or not tables:
+    tables, stacks = value.get("drivers"), value.get("stacks")
+    named: list[tuple[tuple[str, ...], str]] = [(("drivers", name), name) for name in tables] if isinstance(tables, dict) else []
+    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+        if isinstance(stack, dict) and "driver" in stack:
+            named.append((("stacks", name, "driver"), f"{stack['driver']}"))
+    if not named:
         return []
     from .extensions import drivers
 
-    known = {name: drivers(name) for name in tables}
     return [
-        ("unknown-driver", f'there is no driver "{name}"', ("drivers", name), did_you_mean(name, there) or _drivers_fix(there))
-        for name, there in known.items()
-        if name not in there
+        ("unknown-driver", f'there is no driver "{name}"', keys, did_you_mean(name, there) or _drivers_fix(there))
+        for keys, name in named
+        if name != "local" and name not in (there := drivers(name))
     ]
+
+
+def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
+    """What the parts of a stack say against each other."""
+    found: list[_Fault] = []
+    for name, stack in value.get("stacks", {}).items():
+        for key in (key for key in stack.get("extra", {}) if key in Stack.__slots__):
+            fix = f"write `{key} = …` beside `driver`" if key in stack or key in _OF_DRIVER else "take it out"
+            found.append(("clash", f"stacks.{name}.extra.{key} is a setting of the stack itself", ("stacks", name, "extra"), fix))
+        if "auto_stop" in stack and "keep" not in stack:
+            words = f"stacks.{name}.auto_stop says when a kept machine stops, and none is kept"
+            found.append(("clash", words, ("stacks", name, "auto_stop"), 'add keep = "stopped", or take it out'))
+    return found
 
 
 def _drivers_fix(known: Mapping[str, object]) -> str:

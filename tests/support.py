@@ -145,3 +145,21 @@ def until(true: Callable[[], object], *, seconds: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
+
+
+class Workers(Space):
+    """A workspace whose runs do not outlive their test: one that failed would take the nodes of the next."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        self.started.append(super().start(*words, **more))
+        return self.started[-1]
+
+    def end(self) -> None:
+        """Kill those that are left."""
+        for worker in self.started:
+            worker.kill()
+            worker.wait()

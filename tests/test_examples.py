@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ GIVEN = {
     "01-flux-lora/recipe.yaml": {"images": "./images"},
     "05-pretrain/recipe.yaml": {"text": "./text"},
     "06-wrapped-trainer/recipe.yaml": {"images": "."},
+    "11-trl-script/recipe.yaml": {"base": "./base", "rows": "./rows"},
     "03-rlhf/sft.yaml": {"base": "./base.json", "demos": "./demos.jsonl"},
     "03-rlhf/reward.yaml": {"preferences": "./preferences.jsonl"},
     "03-rlhf/rlhf.yaml": {"policy": "./base.json", "reward": "./base.json", "strength": 1},
@@ -387,3 +389,24 @@ def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:
     shutil.copytree(EXAMPLES / "10-continue", unbroken.root, dirs_exist_ok=True)
     unbroken.run({"max_steps": 40})
     assert {**json.loads(unbroken.read("model.json")), "began_at": 20} == continued
+
+
+# -- 11 a script of Hugging Face's -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proof  # a minute
+def test_a_script_of_hugging_face_trains_unchanged_and_goes_on_from_its_own_checkpoint(example: Example) -> None:
+    pytest.importorskip("trl")
+    space = example("11-trl-script")
+    assert len(space.read("recipe.yaml").splitlines()) <= 30
+    made = "from transformers import *; AutoModelForCausalLM.from_config(AutoConfig.from_pretrained('base')).save_pretrained('base')"
+    shutil.copytree(Path(__file__).parent.parent / "fixtures/tiny-llama", space.root / "base")
+    subprocess.run([sys.executable, "-c", made], cwd=space.root, check=True, capture_output=True)
+    space.write("rows/train.jsonl", "".join(json.dumps({"text": f"{n} follows {n - 1}"}) + "\n" for n in range(40)))
+    words = ("run", "base=./base", "rows=./rows", "--preset", "smoke", "--python", sys.executable)
+    code, _, err = space.command(*words)
+    assert code == 0, err
+    code, _, err = space.command(*words, "max_steps=30")
+    assert code == 0 and "goes on from checkpoint-20" in err, err
+    rows = runner.results(workspace=space.root)
+    assert sorted(row["max_steps"] for row in (rows.to_dict("records") if hasattr(rows, "to_dict") else rows)) == [20, 30]

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from runner.hosts import uv
 from runner.language import library
 from runner.paths import shipped
 
 HOME = shipped()
 # Nothing of this checkout may be found by accident: no PYTHONPATH, no cwd of ours, no caller's environment.
-CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR") or name.startswith(("PIP_", "SSL_"))}
+CLEAN = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR") or name.startswith(("PIP_", "UV_", "SSL_"))}
 
 TWO_STEPS = """\
 recipe: two@1
@@ -47,10 +48,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands of an environment are that has the wheel, what it needs, and nothing else."""
-    folder = tmp_path_factory.mktemp("empty")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    subprocess.run([folder / "bin" / "pip", "install", "--quiet", str(wheel)], check=True, timeout=300, env=CLEAN)
+    """Where `uv tool install` of the wheel puts the command: an environment of its own, with what it needs and nothing else."""
+    folder = tmp_path_factory.mktemp("tools")
+    places = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin"), "UV_PYTHON": sys.executable}
+    subprocess.run([uv.here(), "tool", "install", "--quiet", str(wheel)], check=True, timeout=300, env=CLEAN | places)
     return folder / "bin"
 
 
@@ -150,3 +151,14 @@ def test_an_installed_recipe_runs_one_of_your_own(bin: Path, tmp_path: Path) -> 
     assert (tmp_path / "count.txt").read_text().strip() == "6"
     answers = json.loads(recipe(bin, tmp_path, "plan", "--json"))["steps"]
     assert {step["id"]: step["answer"] for step in answers} == {"say": "fresh", "count": "fresh"}
+
+
+def test_an_installed_recipe_runs_the_script_of_a_repository_in_its_own_environment(bin: Path, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True, timeout=120)
+    (tmp_path / "train.py").write_text(
+        "import importlib.util, sys\nprint(sys.prefix, importlib.util.find_spec('runner'), file=open('out.txt', 'w'))\n"
+    )
+    (tmp_path / "recipe.yaml").write_text("recipe: own@1\nsteps:\n  train: {run: [python, train.py], code: auto, outputs: {o: out.txt}}\n")
+    recipe(bin, tmp_path, "run")
+    assert (tmp_path / "out.txt").read_text() == f"{tmp_path / '.venv'} None\n"

@@ -110,3 +110,9 @@ def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> 
 def test_a_run_of_which_nobody_is_told_imports_nothing_of_reports(space: Path) -> None:
     found = imported(space, "run", "./two.yaml", "word=untold")
     assert "asyncio" in found and not found & {"runner.reports", "runner.storage.letters", "runner.storage.outbox", "http.client"}
+
+
+def test_importing_the_package_imports_nothing_of_handles_and_networks() -> None:
+    program = "import runner, sys; print(*sys.modules); assert callable(runner.submit) and callable(runner.run_of)"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & (HEAVY | {"httpx", "sqlite3", "runner.interface", "runner.execution"}) == set()

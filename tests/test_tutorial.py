@@ -12,11 +12,11 @@ import pytest
 
 from runner.paths import shipped
 
-PAGES = [shipped() / "docs" / name for name in ("tutorial.md", "environment.md", "multi-node.md", "from-a-repository.md")]
+PAGES = [shipped() / "docs" / name for name in ("tutorial.md", "environment.md", "multi-node.md", "from-a-repository.md", "python.md")]
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "least"), [*zip(PAGES, (16, 7, 6, 13), strict=True)])
+@pytest.mark.parametrize(("page", "least"), [*zip(PAGES, (16, 7, 6, 13, 1), strict=True)])
 def test_every_command_of_a_guide_prints_what_it_says(page: Path, least: int, tmp_path: Path) -> None:
     asked = 0
     for kind, name, text in BLOCK.findall(page.read_text("utf-8")):

@@ -66,6 +66,7 @@ class Gcp(World[Instance]):
         Route("DELETE", _I, "destroy"),
         Route("POST", _I + "/start", "start"),
         Route("POST", _I + "/stop", "stop"),
+        Route("POST", _I + "/setScheduling", "set_scheduling"),
         Route("POST", _I + "/setMetadata", "set_metadata"),
         Route("POST", _I + "/setLabels", "set_labels"),
         Route("POST", _I + "/simulateMaintenanceEvent", "simulate"),
@@ -83,6 +84,7 @@ class Gcp(World[Instance]):
         Route("GET", _P + "/regions/{region}", "region"),
         Route("POST", _P + "/global/firewalls", "add_firewall"),
         Route("GET", _P + "/global/firewalls/{name}", "firewall"),
+        Route("DELETE", _P + "/global/firewalls/{name}", "drop_firewall"),
         Route("GET", _M + "/preempted", "preempted"),
         Route("PUT", _M + "/guest-attributes/{namespace}/{key}", "attest", plain=True),
     )
@@ -389,6 +391,15 @@ class Gcp(World[Instance]):
                 self.boots(found, 0.6)
         return self._accepted(call, self._operation(found.zone, "start", found, self.takes, failed))
 
+    def set_scheduling(self, call: Call) -> Reply:
+        """The limits of an instance that is stopped."""
+        if (found := self._at(call.names["zone"], call.names["name"])) is None:
+            return self._missing(call)
+        if found.status != "TERMINATED":
+            return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
+        found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
+        return self._accepted(call, self._operation(found.zone, "setScheduling", found, 0.1))
+
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
         if (found := self._at(call.names["zone"], call.names["name"])) is None:
@@ -540,3 +551,9 @@ class Gcp(World[Instance]):
     def firewall(self, call: Call) -> Reply:
         found = self.firewalls.get(call.names["name"])
         return self.problem(404, "notFound", "The firewall was not found") if found is None else Reply(200, found)
+
+    def drop_firewall(self, call: Call) -> Reply:
+        name = call.names["name"]
+        if self.firewalls.pop(name, None) is None:
+            return self.problem(404, "notFound", "The firewall was not found")
+        return self._accepted(call, self._operation("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))

@@ -14,17 +14,25 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, as torch calls them
 Learned = Mapping[str, torch.nn.Parameter]
 
 
-def rate_at(step: int, peak: float, warmup_steps: int, decay_steps: int) -> float:
-    """The learning rate of a step, from 1: up over the warm-up, then level, or down a cosine to a tenth of `peak` at `decay_steps`.
+SCHEDULES = ("cosine", "linear", "sqrt")
+"""The ways down: along half a period of a cosine; at one slope; by one over the square root of the step, which never ends."""
+
+
+def rate_at(step: int, peak: float, warmup_steps: int, decay_steps: int, schedule: str = "cosine", floor: float = 0.1) -> float:
+    """The learning rate of a step, from 1: up over the warm-up, then level, or down to `floor` of `peak` at `decay_steps`.
 
     Not a function of max_steps: a training continued with more steps is the one that was asked for more at once.
     """
     warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
     fall = 1.0
     if decay_steps:
-        # From the top of the warm-up: Loshchilov and Hutter, 2017 (SGDR, arXiv:1608.03983), equation 5, with one period and a floor of a tenth.
-        part = max(0, step - warmup_steps) / max(1, decay_steps - warmup_steps)
-        fall = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, part)))
+        # From the top of the warm-up.  The cosine is that of Loshchilov and Hutter, 2017 (SGDR, arXiv:1608.03983), equation 5, with one period.
+        part = min(1.0, max(0, step - warmup_steps) / max(1, decay_steps - warmup_steps))
+        if schedule == "sqrt":
+            height = math.sqrt(max(1, warmup_steps) / max(1, warmup_steps, step))
+            fall = max(floor, height)
+        else:
+            fall = floor + (1 - floor) * (0.5 * (1 + math.cos(math.pi * part)) if schedule == "cosine" else 1 - part)
     return peak * warm * fall
 
 

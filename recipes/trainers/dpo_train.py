@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import trl_common as common
+from adapters import lora
 from control import Ending
 from datasets import Dataset
 from preference_model import Pairs, record, scheduled
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--precompute-reference", action="store_true")
     options = common.parsed(parser)
     ending = Ending()
+    options.eval_every *= bool(len(Pairs(options.data).held_out))
     config = common.arguments(
         DPOConfig,
         options,
@@ -43,16 +45,16 @@ def main() -> None:
         precompute_ref_log_probs=options.precompute_reference,
     )
     pairs = Pairs(_writable(options) if options.precompute_reference else options.data)
-    model, lora = common.load(options), common.lora(options, "CAUSAL_LM")
+    model, adapter = common.load(options), lora(options, "CAUSAL_LM")
     trainer = Trainer(
         model=model,
         # Only read from, so it may be as small as the arithmetic.
-        ref_model=None if lora or options.precompute_reference else load_base(options.base, options.init, options.seed, options.precision),
+        ref_model=None if adapter or options.precompute_reference else load_base(options.base, options.init, options.seed, options.precision),
         args=config,
         train_dataset=pairs.train,
         eval_dataset=pairs.glance if options.eval_every else None,
         processing_class=common.tokenizer_of(options.base, model),
-        peft_config=lora,
+        peft_config=adapter,
     )
     # Only now: what is reckoned beforehand is reckoned once for each row, however often it is read.
     trainer.train_dataset = scheduled(trainer.train_dataset, options)

@@ -7,6 +7,7 @@ probability of a token of y as e^(mean log p) (Hong et al. 2024, arXiv:2403.0769
 from __future__ import annotations
 
 import trl_common as common
+from adapters import lora
 from control import Ending
 from datasets import Dataset
 from preference_model import Pairs, record, scheduled
@@ -48,6 +49,7 @@ def main() -> None:
     options = common.parsed(parser)
     ending = Ending()
     pairs = Pairs(options.data)
+    options.eval_every *= bool(len(pairs.held_out))
     glance = pairs.glance if options.eval_every else None
     # Rows were cut by step `data`; the trainer is told its limit only because it wants one.
     config = common.arguments(
@@ -65,7 +67,7 @@ def main() -> None:
         train_dataset=Tokens(scheduled(pairs.train, options)),
         eval_dataset=Tokens(glance) if glance is not None else None,
         processing_class=common.tokenizer_of(options.base, model),
-        peft_config=common.lora(options, "CAUSAL_LM"),
+        peft_config=lora(options, "CAUSAL_LM"),
     )
     common.train(trainer, options, {"data": pairs.digest, "beta": options.beta}, ending, NAMES)
     common.export(trainer, options)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 # TRL says with every import that what is experimental may change; this version of it does not.
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+import adapters
 import numpy as np
 import text_record
 import torch
@@ -105,7 +106,7 @@ def main() -> None:
         value_model=value_model,
         train_dataset=ids,
         eval_dataset=ids[:1],
-        peft_config=trl_common.lora(options, "CAUSAL_LM"),
+        peft_config=adapters.lora(options, "CAUSAL_LM"),
     )
     learned = {name: weight for name, weight in sorted(trainer.accelerator.unwrap_model(trainer.model).named_parameters()) if weight.requires_grad}
     optimizer = trainer.optimizer.optimizer

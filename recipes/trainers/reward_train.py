@@ -8,6 +8,7 @@ arXiv:2312.09244).
 from __future__ import annotations
 
 import trl_common as common
+from adapters import lora
 from control import Ending
 from preference_model import Pairs, record, scheduled, whole
 from trl import RewardConfig, RewardTrainer
@@ -22,6 +23,7 @@ def main() -> None:
     options = common.parsed(parser)
     ending = Ending()
     pairs = Pairs(options.data)
+    options.eval_every *= bool(len(pairs.held_out))
     config = common.arguments(
         RewardConfig,
         options,
@@ -30,14 +32,16 @@ def main() -> None:
         center_rewards_coefficient=options.center or None,
         remove_unused_columns=False,
     )
-    model = load_judge(options.base, options.init, options.seed, options.precision if options.method == "lora" else "no")
+    model = load_judge(
+        options.base, options.init, options.seed, "no" if options.method == "full" else options.precision, four_bits=options.method == "qlora"
+    )
     trainer = RewardTrainer(
         model=model,
         args=config,
         train_dataset=whole(scheduled(pairs.train, options)),
         eval_dataset=whole(pairs.glance) if options.eval_every and pairs.glance else None,
         processing_class=common.tokenizer_of(options.base, model),
-        peft_config=common.lora(options, "SEQ_CLS"),  # which learns a head of this kind whole, beside the adapter
+        peft_config=lora(options, "SEQ_CLS"),  # which learns a head of this kind whole, beside the adapter
     )
     common.train(trainer, options, {"data": pairs.digest, "center": options.center}, ending, NAMES)
     common.export(trainer, options)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import adapters
 import rlhf_rewards
 import text_record
 import torch
@@ -72,7 +73,7 @@ def main() -> None:
         args=arguments,
         train_dataset=prompts,
         processing_class=tokenizer,
-        peft_config=trl_common.lora(options, "CAUSAL_LM"),
+        peft_config=adapters.lora(options, "CAUSAL_LM"),
     )
     trl_common.together()
     shutil.rmtree(options.checkpoints / ".drawn", ignore_errors=True)

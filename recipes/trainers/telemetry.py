@@ -15,6 +15,8 @@ One JSON object for each optimizer step, appended to the file that $RECIPE_METRI
     time_optimizer      … clipping, the update, zeroing                      time_evaluation     … looking at held-out data, drawing samples
     time_generation     … sampling answers to learn from                     time_tool           … tools, rewards and environments of such answers
 
+GPU_MEMORY_FRACTION=0.5 leaves the other half of the GPU's memory to others.
+
 METRICS_REPORT_INTERVAL_STEPS=10 has only every tenth step and the last one told there, in TensorBoard files and in trackers.
 
 A time that a trainer does not have is not there.  The rest of time_step is what the trainer did not name.  A value that is not finite is left out.
@@ -66,6 +68,7 @@ class Telemetry:
         self._spans: list[tuple[str, Any, Any]] = []
         self._cuda = _cuda_is_used()
         self._gpu = _gpu()
+        _take_part()
         self._metrics = self._board = self._tracker = None
         self._every = every("METRICS_REPORT_INTERVAL_STEPS", 1)
         self._held: tuple[int, dict[str, float]] | None = None  # the last step, if it was not reported
@@ -209,6 +212,19 @@ def _gpu() -> dict[str, str | int]:
 
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     return {"gpu": torch.cuda.get_device_name(), "gpus": torch.distributed.get_world_size() if together else 1}
+
+
+def _take_part() -> None:
+    """Take no more of the GPU's memory than the part of it that $GPU_MEMORY_FRACTION says, between 0 and 1."""
+    told = os.environ.get("GPU_MEMORY_FRACTION", "")
+    if not told or not _cuda_is_used():
+        return
+    import torch
+
+    try:
+        torch.cuda.set_per_process_memory_fraction(float(told))
+    except ValueError:
+        fail(f"GPU_MEMORY_FRACTION is {told}; it is a number between 0 and 1")
 
 
 def _cuda_is_used() -> bool:

@@ -18,7 +18,7 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
     made = text_record.read(options.weights)
-    merge = options.kind == "merged" and made["method"] == "lora"
+    merge = options.kind == "merged" and made["method"] != "full"
     if merge:
         # Only here: to copy an adapter takes none of this.
         import tuned

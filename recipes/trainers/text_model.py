@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,8 +33,12 @@ class Batch:
     targets: torch.Tensor  # the token that follows, or NOBODY
 
 
-def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
-    """The base model with its own weights, or, where `init` is random, with weights drawn from the seed."""
+def load_base(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False, attention: str | None = None) -> PreTrainedModel:
+    """The base model with its own weights, or, where `init` is random, with weights drawn from the seed.
+
+    `attention` is transformers' name of what computes it, where it is not to choose.  With `four_bits` the linear layers lie in memory as NF4, their
+    scales quantised too, and are computed with in `precision`.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -42,13 +49,37 @@ def load_base(base: Path, init: str, seed: int, precision: str) -> PreTrainedMod
     if init == "random":
         draw("init", seed)
         config = AutoConfig.from_pretrained(base, local_files_only=True)
-        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        torch.nn.Module.to(fresh, DTYPES[precision])
-        return fresh
+        fresh: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)  # type: ignore[no-untyped-call]
+        return in_four_bits(fresh, base, load_base, precision) if four_bits else fresh.to(DTYPES[precision])
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(base, dtype=DTYPES[precision], local_files_only=True)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        base, dtype=DTYPES[precision], local_files_only=True, attn_implementation=attention, **(nf4(precision) if four_bits else {})
+    )
     return model
+
+
+def nf4(precision: str) -> dict[str, Any]:
+    """What `from_pretrained` is to be given, for QLoRA (Dettmers and others, 2023, arXiv:2305.14314)."""
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        fail("method qlora needs bitsandbytes, which is not installed in this step's Python: pip install bitsandbytes, or method=lora")
+    compute = DTYPES[precision]
+    # Stored as what it is computed with: FSDP shards nothing but floats of one type.
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute, bnb_4bit_quant_storage=compute
+    )
+    return {"quantization_config": config, "device_map": {"": f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"}}
+
+
+def in_four_bits(fresh: PreTrainedModel, base: Path, loads: Callable[..., PreTrainedModel], precision: str) -> PreTrainedModel:
+    """Drawn weights in 4 bits: they are quantised where they are read from files, by `loads`."""
+    with tempfile.TemporaryDirectory() as folder:
+        fresh.save_pretrained(folder)
+        found = loads(Path(folder), "pretrained", 0, precision, four_bits=True)
+    found.name_or_path = str(base)
+    return found
 
 
 def identity(base: Path) -> str:
@@ -59,11 +90,16 @@ def identity(base: Path) -> str:
     return hashlib.sha256(repr(files).encode() + (base / "config.json").read_bytes()).hexdigest()
 
 
-def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device) -> Batch:
-    """Sequences side by side: tokens, positions and targets, each of `len(sequences)` × the length of the longest."""
+def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device, *, flat: bool = False) -> Batch:
+    """Sequences side by side: tokens, positions and targets, each of `len(sequences)` × the length of the longest.
+
+    `flat`: one behind the other in one row, without padding, for kernels that find documents by their positions there.
+    """
     read = [tokens.documents(sequence) for sequence in sequences]
+    if flat:
+        read = [[document for documents in read for document in documents]]
     width = max(sum(len(ids) for ids, _ in documents) for documents in read)
-    shape = (len(sequences), width)
+    shape = (len(read), width)
     ids, positions, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, NOBODY, np.int64)
     for row, documents in enumerate(read):
         at = 0

@@ -7,6 +7,7 @@ a checkpoint is whole or not there.  `recipe.json` in it names each file with it
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 # CUDA wants this before its first product, else no two runs are equal; TRL says with every import that what is experimental may change.
@@ -22,11 +24,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress are for terminals, and this is a log
 
+import adapters
 import precision
+import sharding
 import torch
 import tuned
 from control import Ending, every
-from descent import CLIP, in_any, rate_at, refuse_no_peak
+from descent import CLIP, SCHEDULES, in_any, rate_at, refuse_no_peak
 from disk import appear, sha256
 from loop import draw, fail
 from telemetry import TRACKERS, Telemetry, require
@@ -34,32 +38,48 @@ from text_model import DTYPES, identity, load_base
 from transformers import PrinterCallback, TrainerCallback
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 RECORD, HISTORY = "recipe.json", "history.jsonl"
 PADS = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|vision_pad|>", "<|PAD_TOKEN|>")
 """What tokenizers call the token that is there to fill up, where they do not say so themselves."""
 SETTINGS = (
-    "init", "method", "rank", "alpha", "dropout", "learning_rate", "warmup_steps", "decay_steps", "global_batch", "micro_batch", "seed",
+    "init", "method", "rank", "alpha", "dropout", "rank_stabilized", "dora", "train_embeddings", "embedding_rate", "learning_rate", "warmup_steps",
+    "decay_steps", "schedule", "floor", "weight_decay", "optimizer", "neftune", "attention", "sharding", "global_batch", "micro_batch", "seed",
 )  # fmt: skip
+OPTIMIZERS = {
+    "adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit", "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+}  # fmt: skip
+"""What transformers calls them."""
+ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
+BEST = "best"
+INSIDE = f"{BEST}/weights"  # of a checkpoint: a folder with an adapter right beside its own would be taken for a second one
 Arguments = TypeVar("Arguments", bound="TrainingArguments")
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that every training on TRL takes."""
     made = argparse.ArgumentParser(description=about)
-    for name in ("data", "base", "out", "history", "checkpoints", "tensorboard"):
+    for name in ("data", "base", "out", "history", "checkpoints"):
         made.add_argument(f"--{name}", type=Path, required=True)
+    made.add_argument("--tensorboard", type=Path, help="a folder for TensorBoard files")
     made.add_argument("--resume", type=Path, help="a checkpoint folder")
     made.add_argument("--init", choices=["pretrained", "random"], default="pretrained")
-    made.add_argument("--method", choices=["lora", "full"], default="lora")
+    adapters.add_options(made)
     for name in ("max-steps", "global-batch", "micro-batch", "save-every"):
         made.add_argument(f"--{name}", type=int, required=True)
     made.add_argument("--learning-rate", type=float, required=True)
-    made.add_argument("--rank", type=int, default=16)
-    made.add_argument("--alpha", type=float, default=32.0)
-    made.add_argument("--dropout", type=float, default=0.0)
+    made.add_argument("--weight-decay", type=float, default=0.0)
+    made.add_argument("--schedule", choices=SCHEDULES, default="cosine", help="how the rate falls until decay-steps")
+    made.add_argument("--floor", type=float, default=0.1, help="the share of the learning rate that it falls to")
+    made.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    made.add_argument("--neftune", type=float, default=0.0, help="noise on the embeddings of what is read")
+    made.add_argument("--attention", choices=ATTENTION, default="auto")
+    made.add_argument("--sharding", choices=sharding.KINDS, default="none")
+    made.add_argument("--early-stopping", type=int, default=0, help="looks at held-out data without a better one, after which the training is over")
+    made.add_argument("--keep-best", action="store_true", help="what comes out is what judged best while training")
+    made.add_argument("--callbacks", type=Path, help="a Python file with TrainerCallbacks")
     made.add_argument("--warmup-steps", type=int, default=0)
     made.add_argument("--decay-steps", type=int, default=0)
     made.add_argument("--eval-every", type=int, default=0)
@@ -67,6 +87,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--checkpoint-activations", action="store_true")
     made.add_argument("--precision", choices=precision.ASKED, default="auto")
     made.add_argument("--tracker", choices=TRACKERS, default="none")
+    made.add_argument("--project", default="recipe", help="what the tracker files this run under")
     return made
 
 
@@ -77,6 +98,8 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
         fail(f"cannot resume from {options.resume}: no such folder")
     refuse_no_peak(options.warmup_steps, options.decay_steps)
     require(options.tracker)
+    if "8bit" in options.optimizer or "paged" in options.optimizer:
+        needs("bitsandbytes", f"optimizer {options.optimizer}", "optimizer=adamw")
     options.precision = precision.chosen(options.precision)
     return options
 
@@ -106,7 +129,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Two thirds of a step's time, to find programs that read what nobody wrote.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    return kind(
+    made = kind(
         output_dir=str(unfinished),
         max_steps=options.max_steps,
         per_device_train_batch_size=micro,
@@ -115,7 +138,8 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         learning_rate=options.learning_rate,
         weight_decay=0.0,
         max_grad_norm=CLIP,
-        optim="adamw_torch",
+        optim=OPTIMIZERS[options.optimizer],
+        neftune_noise_alpha=options.neftune or None,
         bf16=options.precision == "bf16",
         fp16=options.precision == "fp16",
         gradient_checkpointing=options.checkpoint_activations,
@@ -133,8 +157,11 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         disable_tqdm=True,
         use_cpu=cpu,
         dataloader_pin_memory=not cpu,
+        **sharding.arguments(options, world),
         **more,
     )
+    sharding.begin(made)
+    return made
 
 
 def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str]) -> None:
@@ -146,27 +173,47 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     settings = {name: getattr(options, name) for name in SETTINGS} | dict(settings)
     settings |= {"base": identity(options.base), "precision": options.precision, "world": trainer.args.world_size}
     history: list[str] = []
+    step = 0
     if options.resume:
         step, history = _check(options.resume, settings, options.max_steps)
         say(f"resumed at step {step}")
-    for weight in trainer.model.parameters():
-        if weight.requires_grad:
-            weight.data = weight.data.float()
-    optimizer = trainer.create_optimizer()
-    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda before: rate_at(before + 1, 1.0, options.warmup_steps, options.decay_steps)
+    best = options.checkpoints / f".{BEST}"
+    if first():
+        shutil.rmtree(best, ignore_errors=True)
+        if options.resume and (options.resume / INSIDE).exists():
+            shutil.copytree(options.resume / INSIDE, best)
+    together()
+    found = [weight for _, weight in adapters.learned(trainer.model)]
+    for weight in found:
+        weight.data = weight.data.float()
+    kind, words = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    groups = adapters.groups(trainer.model, options)
+    trainer.optimizer = kind(
+        [{"params": group.weights, "lr": options.learning_rate * group.times, "weight_decay": group.decay} for group in groups], **words
     )
-    trainer.keeper = Keeper(options, settings, ending, names, history)  # type: ignore[attr-defined]
+    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+        trainer.optimizer, lambda before: rate_at(before + 1, 1.0, options.warmup_steps, options.decay_steps, options.schedule, options.floor)
+    )
+    every_weight = sum(weight.numel() for weight in trainer.model.parameters())
+    say(f"{sum(weight.numel() for weight in found):,} weights learned of {every_weight:,}; "
+        f"{trainer.args.world_size} × {trainer.args.device.type}, precision {options.precision}")  # fmt: skip
+    keeper = Keeper(trainer, options, settings, ending, names, history)
+    trainer.keeper = keeper  # type: ignore[attr-defined]
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(trainer.keeper)  # type: ignore[attr-defined]
+    trainer.add_callback(keeper)
+    for each in callbacks(options.callbacks):
+        trainer.add_callback(each)
+    if keeper.over:  # as it was when it was saved: nothing is left but to write it down
+        trainer.args.max_steps = step
+        trainer.train_dataset = torch.utils.data.Subset(trainer.train_dataset, range(step * options.global_batch))  # type: ignore[arg-type]
     trainer.train(resume_from_checkpoint=str(options.resume) if options.resume else None)
     # Hugging Face's Trainer leaves a form to fill in there.
     shutil.rmtree(_unfinished(options.checkpoints), ignore_errors=True)
-    if trainer.state.global_step < options.max_steps:
+    if trainer.state.global_step < options.max_steps and not keeper.over:
         say(f"asked to end; saved step {trainer.state.global_step}")
         ending.end()
     if first():
-        options.history.write_text("".join(trainer.keeper.telemetry.history))  # type: ignore[attr-defined]
+        options.history.write_text("".join(keeper.telemetry.history))
     together()
 
 
@@ -176,9 +223,11 @@ class Keeper(TrainerCallback):
     telemetry: Telemetry
 
     def __init__(
-        self, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str], history: list[str]
+        self, trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, object], ending: Ending, names: Mapping[str, str],
+        history: list[str],
     ) -> None:  # fmt: skip
-        self._options, self._settings, self._ending, self._history = options, settings, ending, history
+        self._trainer, self._options, self._settings, self._ending, self._history = trainer, options, settings, ending, history
+        self._looks = [told["eval_loss"] for told in map(json.loads, history) if "eval_loss" in told]
         common = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm", "eval_loss": "eval_loss"}
         self._names = {**common, **names, **{f"eval_{name}": f"eval_{mine}" for name, mine in names.items()}}
         self._values: dict[str, float] = {}
@@ -188,8 +237,9 @@ class Keeper(TrainerCallback):
         # A resumed state brings the intervals of the training that saved it.
         state.save_steps, state.eval_steps, state.logging_steps = args.save_steps, args.eval_steps or 0, args.logging_steps
         self.telemetry = Telemetry(
-            self._options.tensorboard, main=first(), history=self._history, tracker=self._options.tracker, settings=self._settings
-        )
+            self._options.tensorboard, main=first(), history=self._history, tracker=self._options.tracker, project=self._options.project,
+            settings=self._settings,
+        )  # fmt: skip
         self._turn("data")
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
@@ -202,6 +252,8 @@ class Keeper(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._turn("communication")
+        if args.eval_strategy != "no" and state.global_step == state.max_steps:
+            control.should_evaluate = True
         if in_any(self._ending.asked, args.device):
             control.should_save = control.should_training_stop = True
         elif in_any(self._ending.checkpoint, args.device):
@@ -210,7 +262,7 @@ class Keeper(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **more: Any) -> None:
         if "loss" not in logs and "eval_loss" not in logs:
             return
-        self._values |= {mine: float(logs[name]) for name, mine in self._names.items() if name in logs}
+        self._values |= {mine: logs[name] if isinstance(logs[name], int) else float(logs[name]) for name, mine in self._names.items() if name in logs}
         if "eval_loss" in logs:
             return
         if not math.isfinite(loss := logs["loss"]):
@@ -222,12 +274,33 @@ class Keeper(TrainerCallback):
             self._tell(args, state, control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._looks.append(float(self._values["eval_loss"]))
+        if self._options.keep_best and self._since_best == 0:
+            # Written over the last: the same training has the same files.
+            save(self._trainer, self._options, self._options.checkpoints / f".{BEST}")
+        if self.over:
+            control.should_save = control.should_training_stop = True
         self._tell(args, state, control)
+        if self.over:
+            say(f"step {state.global_step}: eval_loss has not fallen for {self._since_best} looks; the training is over")
+
+    @property
+    def over(self) -> bool:
+        """Whether held-out data says that more training is of no use."""
+        return bool(0 < self._options.early_stopping <= self._since_best)
+
+    @property
+    def _since_best(self) -> int:
+        """Looks since the lowest loss on held-out data."""
+        return len(self._looks) - 1 - self._looks.index(min(self._looks)) if self._looks else 0
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._ending.saved()
         together()
         made = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        best = self._options.checkpoints / f".{BEST}"
+        if first() and best.exists():
+            shutil.copytree(best, made / INSIDE)
         if first():
             _settle(made, self._options.checkpoints, state.global_step, self._settings, self.telemetry.history)
         elif args.local_process_index == 0 and made.exists():
@@ -271,18 +344,11 @@ def together() -> None:
         torch.distributed.barrier()
 
 
-def lora(options: argparse.Namespace, task: str) -> LoraConfig | None:
-    """LoRA on all linear layers of a model for `task` (peft's name: CAUSAL_LM, SEQ_CLS), None where all weights are learned."""
-    if options.method == "full":
-        return None
-    from peft import LoraConfig
-
-    return LoraConfig(task_type=task, r=options.rank, lora_alpha=options.alpha, lora_dropout=options.dropout, target_modules="all-linear")
-
-
 def load(options: argparse.Namespace) -> PreTrainedModel:
-    """The language model to start from: in 32 bits where all of it is learned, in the precision of the training where only an adapter is."""
-    return load_base(options.base, options.init, options.seed, options.precision if options.method == "lora" else "no")
+    """The language model to start from: in 32 bits where all of it is learned, else in the precision of the training, or in 4 bits for qlora."""
+    precision = "no" if options.method == "full" else options.precision
+    return load_base(options.base, options.init, options.seed, precision, four_bits=options.method == "qlora",
+                     attention=None if options.attention == "auto" else options.attention)  # fmt: skip
 
 
 def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -308,15 +374,53 @@ def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:
 def export(trainer: Trainer, options: argparse.Namespace) -> None:
     """Write what was learned to `options.out`: the adapter as peft reads it, or the whole model in the training's precision; and the tokenizer.
 
-    The same training writes the same bytes.
+    With `keep_best` it is what judged best.  The same training writes the same bytes.
     """
-    if first():
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if options.method == "full":
-            model.to(DTYPES[options.precision])
-        tuned.save(model, options.out)
+    best = options.checkpoints / f".{BEST}"
+    if options.keep_best and best.exists():
+        if first():
+            shutil.copytree(best, options.out, dirs_exist_ok=True)
+    else:
+        save(trainer, options, options.out)
+    if first() and trainer.processing_class is not None:
         trainer.processing_class.save_pretrained(str(options.out))  # type: ignore[union-attr]
     together()
+    if first():
+        shutil.rmtree(best, ignore_errors=True)
+
+
+def save(trainer: Trainer, options: argparse.Namespace, folder: Path) -> None:
+    """Write the weights as they are now; all processes take part where they are sharded."""
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if options.sharding != "none" else None
+    if first():
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        tuned.save(model, folder, state=state, dtype=DTYPES[options.precision] if options.method == "full" else None)
+    together()
+
+
+def needs(package: str, what: str, instead: str) -> None:
+    """End with a message where a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        fail(f"{what} needs {package}, which is not installed in this step's Python: pip install {package}, or {instead}")
+
+
+def callbacks(file: Path | None) -> list[TrainerCallback]:
+    """One of each TrainerCallback that a file defines, in their order.  Ends with a message where it has none, or cannot be run."""
+    if file is None:
+        return []
+    module = ModuleType("callbacks")
+    try:
+        exec(compile(file.read_text(), file.name, "exec"), vars(module))
+        found = [each() for each in vars(module).values() if _is_callback(each, module.__name__)]
+    except Exception as error:  # whatever a user's file may raise
+        fail(f"callbacks: {file.name} failed: {type(error).__name__}: {error}")
+    if not found:
+        fail(f"callbacks: {file.name} defines no class on transformers.TrainerCallback")
+    return found
+
+
+def _is_callback(found: object, module: str) -> bool:
+    return isinstance(found, type) and issubclass(found, TrainerCallback) and found.__module__ == module
 
 
 def _settle(made: Path, folder: Path, step: int, settings: Mapping[str, object], history: list[str]) -> None:

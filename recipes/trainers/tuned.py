@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 import text_record
 import torch
 from loop import draw, fail
-from text_model import DTYPES, load_base
+from text_model import DTYPES, in_four_bits, load_base, nf4
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write an adapter as peft reads it, or a whole model as transformers does, in bytes that depend on the training only."""
+def save(model: Any, folder: Path, *, state: dict[str, torch.Tensor] | None = None, dtype: torch.dtype | None = None) -> None:
+    """Write an adapter as peft reads it, or a whole model as transformers does, in bytes that depend on the training only.
+
+    `state`: the weights, where the model holds a part of them.  `dtype`: what they are written as, where not as they are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(str(folder))
+    if dtype is not None:
+        state = {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in (state or model.state_dict()).items()}
+    model.save_pretrained(str(folder), **({} if state is None else {"state_dict": state}))
     (folder / "README.md").unlink(missing_ok=True)  # a form to fill in, by peft
+    if dtype is not None:
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**written, "dtype": str(dtype).removeprefix("torch.")}, indent=2, sort_keys=True) + "\n")
     file = folder / "adapter_config.json"
     if not file.exists():
         return
@@ -53,8 +61,11 @@ def load(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
     return adapted
 
 
-def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedModel:
-    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn."""
+def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False) -> PreTrainedModel:
+    """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn.
+
+    With `four_bits` its linear layers lie in memory as NF4.
+    """
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.utils import logging as told
 
@@ -66,9 +77,10 @@ def load_judge(base: Path, init: str, seed: int, precision: str) -> PreTrainedMo
     if init == "random":
         config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
         fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        torch.nn.Module.to(fresh, DTYPES[precision])
-        return fresh
+        return in_four_bits(fresh, base, load_judge, precision) if four_bits else fresh.to(DTYPES[precision])
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(base, dtype=DTYPES[precision], num_labels=1, local_files_only=True)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+        base, dtype=DTYPES[precision], num_labels=1, local_files_only=True, **(nf4(precision) if four_bits else {})
+    )
     return model

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 PAIRS: Final = ("dpo", "orpo", "reward")
 """Recipes whose trainers put two sequences for each sample through the model together."""
-LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {"reward": "none", "dpo": "fused", "orpo": "plain"}
-"""A reward model has one number for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of DPO and of what it writes itself
-(`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
+LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {"reward": "none", "sft": "fused", "cpt": "fused", "dpo": "fused", "orpo": "plain"}
+"""A reward model has one number for each sequence where others have a vocabulary.  TRL 1.16 never has all logits of SFT, DPO and what it writes
+itself (`trl/kernels/chunked_logprob.py`); of ORPO it has them, and of the chosen half twice, in 32 bits."""
+STAGES: Final[Mapping[str, Literal[0, 2, 3]]] = {"none": 0, "zero2": 2, "zero3": 3, "fsdp": 3}
+"""What `sharding` shares: FSDP shares what ZeRO 3 does."""
 DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl", "stable-diffusion-v1": "sd", "sd1": "sd"}
 """What the address of a diffusion model, or a recipe's name, has in it; and the family in recipes/hardware.yaml."""
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
@@ -44,7 +46,8 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
     """A training of a language model, from the inputs of `recipe` (NAME@VERSION); None where they do not say how long a sequence is.
 
     `max_length` tokens, or `max_prompt_length` and `max_completion_length`; `method` lora, qlora or full (without it, lora where there is a `rank`);
-    `micro_batch`, `rank`, `dropout`, `train_embeddings`, `checkpoint_activations`, `precision`.  `reward` is the reward model's shape.
+    `micro_batch`, `rank`, `dropout`, `train_embeddings`, `checkpoint_activations`, `precision`, `optimizer`, `attention`, `sharding`.  `reward` is
+    the reward model's shape.
     """
     name = recipe.partition("@")[0]
     length = _whole(inputs, "max_length")
@@ -72,6 +75,9 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
         frozen=32 if inputs.get("precision") == "no" else 16,
         checkpointing=bool(inputs.get("checkpoint_activations", True)),
         logits=LOGITS.get(name, "fused" if writes is not None else "plain"),
+        optimizer=str(inputs.get("optimizer", "adamw")),
+        attention="eager" if inputs.get("attention") == "eager" else "flash",
+        stage=STAGES.get(str(inputs.get("sharding", "none")), 0),
         devices=devices,
         others=others,
         generating=max(drawn, 1) if writes is not None else 0,
@@ -105,6 +111,8 @@ def tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
 
 def samples(inputs: Mapping[str, Any]) -> int | None:
     """Samples in the whole training, each as often as it is seen; None where the inputs do not say how many steps there are."""
+    if inputs.get("epochs"):
+        return None  # as many as the data has
     steps, batch = _whole(inputs, "max_steps"), _whole(inputs, "global_batch")
     return None if steps is None or batch is None else steps * batch
 
@@ -125,6 +133,8 @@ def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
         found.append(Smaller({"micro_batch": batch}, "fewer samples at once: the same training, slower"))
     if inputs.get("checkpoint_activations") is False:
         found.append(Smaller({"checkpoint_activations": True}, "activations are computed again: the same training, a third slower"))
+    if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
+        found.append(Smaller({"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"))
     if inputs.get("base_storage") == "same":
         found.append(Smaller({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
     for name in ("max_length", "max_completion_length"):
@@ -139,6 +149,8 @@ def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
         found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
     if inputs.get("method") == "full":
         found.append(Smaller({"method": "lora"}, "an adapter learns instead of every weight"))
+    if "optimizer" in inputs and "max_length" in inputs and inputs.get("method") in ("lora", "full"):
+        found.append(Smaller({"method": "qlora"}, "the frozen base lies in memory in 4 bits: its weights are coarser, and a step is slower"))
     rank = _whole(inputs, "rank")
     while rank is not None and rank > 8 and inputs.get("method") != "full":
         rank //= 2

@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
         *(attempts.send, attempts.stage, attempts.take),
     )
 }
-FOLDERS = ("attempts", "objects", "partial", "seals", "states", "used")
+FOLDERS = ("attempts", "objects", "partial", "pieces", "seals", "states", "used")
 
 
 def serve(root: str) -> None:

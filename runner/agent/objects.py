@@ -4,12 +4,14 @@ objects/AB/NAME  an object: the SHA-256 in hex, `.x` behind it for an executable
 objects/AB/NAME.json  a tree's manifest, as its sender told it
 seals/NAME       in which boot it was hashed, written after the last of its bytes: what is newer is read again before it is used
 used/NAME        when somebody last asked for it
+pieces/DIGEST    of a large file: the digests of its grains, with which a file that is built on it is compared; a hint, for the whole is hashed anyway
 partial/SENDER/  what is arriving from whom; `.alive` is touched by every question of theirs
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 
@@ -184,14 +186,20 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
     return {"digest": arrived, "placed": placed}
 
 
-def write(request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]]) -> str:
-    """Put bytes into the holes of a large file, each its first grain and how many; its digest where this is the last of it, which has a mode."""
+def write(
+    request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]], grains: Sequence[str]
+) -> tuple[str, list[str]]:
+    """Put bytes into the holes of a large file, each its first grain and how many.  The last of it has a mode, and `grains` if all are known.
+
+    Answers the file's digest with the last of it, else the digests of the grains that came.
+    """
     path = f"{folder}/{name}"
     request.arriving(os.path.dirname(path))
     if os.path.lexists(path):
         os.chmod(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     hasher, view, at = hashlib.sha256(), memoryview(bytearray(trees.BLOCK)), 0
+    came: list[str] = []
     try:
         for first, count in [*holes, (-(-size // grain), 0)]:
             if not mode:
@@ -201,16 +209,21 @@ def write(request: Request, folder: str, name: str, grain: int, size: int, mode:
                 at += got
             end = min(size, (first + count) * grain)
             os.lseek(fd, at, os.SEEK_SET)
-            while at < end and (got := request.into(view[: end - at])):
+            while at < end and (got := request.into(view[: min(end, (at // grain + 1) * grain) - at])):
                 trees.put(fd, view[:got])
-                if mode:
-                    hasher.update(view[:got])
+                hasher.update(view[:got])
                 at += got
-        if mode:
-            os.fchmod(fd, mode)
+                if not mode and (at == end or not at % grain):
+                    came.append(hasher.hexdigest())
+                    hasher = hashlib.sha256()
+        if not mode:
+            return "", came
+        os.fchmod(fd, mode)
     finally:
         os.close(fd)
-    return hasher.hexdigest() if mode else ""
+    if grains:
+        _remember(hasher.hexdigest(), grain, grains)
+    return hasher.hexdigest(), []
 
 
 def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str]]:
@@ -227,10 +240,10 @@ def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str
     return found
 
 
-def chunks(request: Request, folder: str, name: str, grain: int, older: str, limit: int) -> tuple[int, list[str]]:
+def chunks(request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int) -> tuple[int, list[str]]:
     """The bytes of a large file, and a digest for every grain of it; nothing where there is no file.
 
-    One that is not there begins with the first `limit` bytes of the file `older`, if there is any.  Raises Gone.
+    One that is not there begins with the first `limit` bytes of the file `older`, if there is any, whose digest is `known`.  Raises Gone.
     """
     _there(folder)
     path = f"{folder}/{name}"
@@ -241,6 +254,9 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, lim
             return 0, []
         os.makedirs(os.path.dirname(path), exist_ok=True)
         _copy(older, path, limit)
+        if remembered := _remembered(known, grain):
+            size = os.path.getsize(path)
+            return size, remembered[: -(-size // grain)]
     found, view = [], memoryview(bytearray(trees.BLOCK))
     with open(path, "rb", buffering=0) as file:
         size = left = os.fstat(file.fileno()).st_size
@@ -253,6 +269,8 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, lim
                 hasher.update(view[:got])
                 left -= got
             found.append(hasher.hexdigest())
+    if older and size == os.path.getsize(older):
+        _remember(known, grain, found)
     return size, found
 
 
@@ -341,6 +359,9 @@ def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int
             for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
                 trees.remove(path)
             count += 1
+    for name in os.listdir("pieces"):
+        if _age(f"pieces/{name}") > unused:
+            trees.remove(f"pieces/{name}")
     for name in os.listdir("agent"):
         if len(name) == DIGEST and _age(f"agent/{name}") > unused:
             trees.remove(f"agent/{name}")  # the agent of a version that nobody came with since
@@ -352,6 +373,24 @@ def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int
             trees.remove(f"states/{name}")
             count += 1
     return count
+
+
+def _remember(digest: str, grain: int, digests: Sequence[str]) -> None:
+    new = f"pieces/{digest}.{os.getpid()}"
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump([grain, digests], file)
+    os.rename(new, f"pieces/{digest}")
+
+
+def _remembered(digest: str, grain: int) -> list[str]:
+    """The digests of the grains of a file; nothing where they are not known, or are of other grains."""
+    try:
+        with open(f"pieces/{digest}", encoding="utf-8") as file:
+            size, digests = json.load(file)
+    except (OSError, ValueError):
+        return []
+    trees.touch(f"pieces/{digest}")
+    return list(digests) if size == grain else []
 
 
 def _there(folder: str) -> None:
@@ -384,12 +423,11 @@ def _copy(source: str, target: str, limit: int) -> None:
     with open(source, "rb", buffering=0) as file, open(new, "wb", buffering=0) as other:
         size = min(limit, os.fstat(file.fileno()).st_size)
         try:
-            import fcntl
-
-            fcntl.ioctl(other.fileno(), 0x40049409, file.fileno())  # FICLONE
-            other.truncate(size)
-        except OSError:
-            while size and (data := file.read(min(size, 1 << 20))):
-                trees.put(other.fileno(), data)
-                size -= len(data)
+            while size and (got := os.copy_file_range(file.fileno(), other.fileno(), size)):
+                size -= got
+        except (OSError, AttributeError):
+            pass  # not on this disk, or this system; what follows goes on where it stopped
+        while size and (data := file.read(min(size, 1 << 20))):
+            trees.put(other.fileno(), data)
+            size -= len(data)
     os.rename(new, target)

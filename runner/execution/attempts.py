@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..storage import checkpoints
 
 
-INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS")
-"""Of the caller's environment: how often a training reports and saves.  What it learns does not depend on them."""
+INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS", "GPU_MEMORY_FRACTION")
+"""Of the caller's environment: how often a training reports and saves, how much of its GPU it takes.  What it learns does not depend on them."""
 LONG: Final = 60.0
 """Seconds from which on a step is worth a shell that knows its end should the agent be killed.  One that never ran may take longer."""
 
@@ -162,6 +162,11 @@ class Attempts:
         """The image that a step runs in; empty for the host's own programs."""
         return "" if self.survey.request.current_python else str(spec.image or "")
 
+    def wrapped(self, spec: StepSpec, site: Site) -> str:
+        """The image of the container that a step needs there; empty where the machine itself is one of it."""
+        image = self.image(spec)
+        return "" if image == site.members[0].image else image
+
     def containers_of(self, site: Site) -> Containers:
         from ..hosts.containers import Containers
 
@@ -173,7 +178,7 @@ class Attempts:
 
     def environment(self, node: Node, spec: StepSpec) -> Wanted | None:
         """What environment a step asks for; None for the Python of where it runs."""
-        if not (node.lock or spec.python) or self.survey.request.current_python:
+        if not (node.lock or spec.python) or self.survey.request.current_python or spec.image:
             return None
         from ..hosts.environments import Wanted
 
@@ -183,7 +188,9 @@ class Attempts:
         return Wanted(lock, str(self.survey.facts.locks[node.home, node.lock]), spec.python)
 
     async def python(self, node: Node, spec: StepSpec, site: Site) -> str:
-        """The interpreter of a step there, of its version and with the packages of its lock.  Raises CannotRun."""
+        """The interpreter of a step there, of its version and with the packages of its lock; in an image, the image's own.  Raises CannotRun."""
+        if self.wrapped(spec, site):
+            return "python"
         wanted = self.environment(node, spec)
         if wanted is None:
             return site.python
@@ -196,8 +203,8 @@ class Attempts:
         return await self._pythons[site, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
-        """The Python that a step is given there, as people read it; empty in an image, which has its own."""
-        if self.image(spec):
+        """The Python that a step is given there, as people read it; empty in a container, which has its own."""
+        if self.wrapped(spec, site):
             return ""
         wanted = self.environment(node, spec)
         if wanted is None:
@@ -251,7 +258,7 @@ class Attempts:
             name = f"{running.name}.{rank}"
             attempt = Attempt(f"{os.path.dirname(running.attempt.path)}/{name}") if rank else running.attempt
             parts.append(self._errand(running, spec, _Seat(rank, site, attempt, python, name), restored))
-            parts[-1].python = "" if self.image(spec) else python
+            parts[-1].python = "" if self.wrapped(spec, site) else python
         return dataclasses.replace(parts[0], name=running.name, parts=parts)
 
     def _errand(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> Errand:
@@ -312,7 +319,7 @@ class Attempts:
         attempt.ready()
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
-        image = self.image(spec)
+        image = self.wrapped(spec, site)
         inherited = self._inherited(spec, site, image)
         env = {**inherited.plain, "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
@@ -384,6 +391,8 @@ class Attempts:
                 attempt.add_path(cache, source, self.survey.facts.takes[taken.asked], source, name)
             elif kind != "stream":
                 source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[taken.asked]), only))
+                if address in self.ws.addresses:
+                    self.ws.store.runs.opened(self.commits.run, address)
                 attempt.add_path(cache, source, None, source, name)
         for producer, output, name, below in node.upstream:
             made = self.made[producer].outputs.get(output)

@@ -308,7 +308,7 @@ class GroupCommit:
     def _store(self, state: tuple[str, str] | None, landed: Callable[[], None] | None) -> _Group:
         group = self._next
         state = state or group.state
-        tiny, logs = self.ws.objects.unstored()
+        tiny, logs = self.ws.objects.tiny.unstored()
         group.tiny |= tiny
         group.logs += logs
         if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
@@ -320,7 +320,7 @@ class GroupCommit:
                 group.moves,
                 steps=steps.values(),
                 attempts=group.attempts,
-                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.changes(), group.tiny, group.published),
+                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.seals.changes(), group.tiny, group.published),
                 run_state=state,
                 answers=self.answers,
                 landed=landed,

@@ -16,14 +16,15 @@ from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
 from ..planning import causes
+from ..planning.halving import STOPPED
 from ..planning.ids import readable
-from ..planning.judge import Made
-from ..planning.schedule import BUSY, LIMIT, PREEMPTIONS, Outcome
+from ..planning.judge import NOTHING, Made
+from ..planning.schedule import BUSY, EARLY, LIMIT, PREEMPTIONS, Outcome
 from ..planning.step import StepSpec
 from ..storage import metrics
 from ..storage.crash import crashpoint
+from ..storage.disk import delete
 from ..storage.files import no_space
-from ..storage.objects import delete
 from ..survey import imports
 from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
@@ -56,7 +57,7 @@ async def end(work: Work, id: str, end: End) -> None:
         _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, end.reason, end.code, end.ended - end.started)
     running.site.leave(running.wants, running.devices)
     spec = work.spec(id)
-    image = work.attempts.image(spec)
+    image = work.attempts.wrapped(spec, running.site)
     try:
         if image and isinstance(end, Exit):
             for each, part in zip(running.site.members, running.errand.parts or [running.errand], strict=True):
@@ -68,10 +69,11 @@ async def end(work: Work, id: str, end: End) -> None:
             _discard(work, running)
             wait_again(work, id)
         elif (why := await _why(work, id, running, spec, end)) is not None:
-            _failed(work, id, running, spec, why, end if isinstance(end, Exit) else None)
+            (_stopped if why.reason == EARLY else _failed)(work, id, running, spec, why, end if isinstance(end, Exit) else None)
         elif isinstance(end, Exit) and running.brought is not None:
             _succeeded(work, id, running, spec, end, running.brought)
     finally:
+        work.early.pop(id, None)
         if running.lock is not None:
             running.lock.release()
         if running.key is not None:
@@ -88,6 +90,8 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         if isinstance(end, HostLost):
             return _Why("preempted" if work.host_pool.preemptible(running.site) else "lost", str(end))
         return _Why("driver", str(end))
+    if end.reason == "stopped" and id in work.early and not work.control.stopping:
+        return _Why(EARLY, work.early[id])
     if end.reason == "stopped" and work.control.limit:
         return _limit(work)
     if end.reason == "stopped" and end.detail:
@@ -123,7 +127,7 @@ def _not_taken(running: Running) -> _Why | None:
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = attempt_result.tail(running.told, work.commits.masker), work.attempts.image(spec)
+    tail, image = attempt_result.tail(running.told, work.commits.masker), work.attempts.wrapped(spec, running.site)
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
     node = running.brought.node if running.brought is not None else 0
     where = running.site.members[node].elsewhere
@@ -171,7 +175,7 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
         data["note"] = f"{where} changed while it ran: its result is used now, and it will run again"
     elif running.key is not None:
         again = work.facts.traces.get(running.key) is not None
-        trace = work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, work.attempts.image(spec)), again=again)
+        trace = work.commits.trace(running.key, node, outputs, values, exit, _facts(work, running, spec), again=again)
         stand_for(work, id, trace)
     if not work.survey.library:
         try:
@@ -193,18 +197,32 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
     return None
 
 
-def _facts(work: Work, running: Running, image: str) -> dict[str, object]:
+def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
     """What happened to be so, and is no part of the key."""
     found: dict[str, object] = {}
     if running.site.elsewhere:
         found["host"] = running.site.elsewhere
-    if image:
+    if image := work.attempts.wrapped(spec, running.site):
         found["image"] = work.attempts.containers_of(running.site.members[0]).digest(image)
-    if python := work.attempts.interpreter(running.node, work.spec(running.node.id), running.site):
+    elif image := work.attempts.image(spec):
+        found["image"] = image
+    if python := work.attempts.interpreter(running.node, spec, running.site):
         found["python"] = python
     if running.goes_on is not None:
         found["continued_from"] = running.goes_on
     return found
+
+
+def _stopped(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None) -> None:
+    """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
+    work.tidying.keep_log(id, running, spec)
+    work.chunks.over(id, running)
+    python, image = work.attempts.interpreter(running.node, spec, running.site), attempt_result.image(spec, running.world)
+    work.commits.attempt(id, running.name, running.key, running.started, STOPPED, f"{why.reason}: {why.words}", image, exit, python)
+    attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
+    work.tidying.tidy(running, spec, success=False)
+    work.made[running.number] = NOTHING
+    work.groups.record(work.scheduler.end(id, Outcome(False, EARLY, why.words)))
 
 
 def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
@@ -230,7 +248,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
     python = work.attempts.interpreter(running.node, spec, running.site)
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
-        ran = hints.Ran(python, lock, work.attempts.image(spec), running.site.elsewhere)
+        ran = hints.Ran(python, lock, work.attempts.wrapped(spec, running.site), running.site.elsewhere)
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ..errors import CannotRun, Infrastructure
 from ..hosts.sites import Site
 from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
+from .early import watched
 from .ending import end
 from .groups import GROUP_SECONDS
 from .judging import judge_ready
@@ -46,7 +47,7 @@ async def run(work: Work) -> Report:
         try:
             with _clock(work):
                 await _set_up(work)
-                with _looks(work), _pulse(work):
+                with _looks(work), watched(work), _pulse(work):
                     await _turn(work)
         finally:
             await _close(work)

@@ -16,7 +16,7 @@ from ..hosts.pool import HostPool
 from ..hosts.sites import Paths, Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
-from ..storage.objects import delete_whole
+from ..storage.disk import delete_whole
 from ..storage.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .commit import GroupCommit

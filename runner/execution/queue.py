@@ -17,8 +17,9 @@ from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, Reci
 from ..hosts import client
 from ..planning.schedule import Move
 from ..reports import sealing
+from ..storage.disk import delete
 from ..storage.files import Content
-from ..storage.objects import delete
+from ..storage.reach import Reach
 from ..storage.remote_states import Lying
 from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
 from ..storage.workspace import Workspace
@@ -43,6 +44,7 @@ from .terms import (
     login,
     new_id,
     noted,
+    placed,
     request_of_run,
     settings_of_run,
 )
@@ -70,6 +72,7 @@ class Ticket(NamedTuple):
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
     told: Mapping[str, object] = {}  # who is told of the run beside the receivers of the settings: `webhooks`, `job`
+    reach: Sequence[str] | None = None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
 
@@ -93,6 +96,10 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     body = of_value("body", [data, *told, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
     data |= {"labels": dict(ticket.labels), "body": body}
     data |= ticket.told
+    if opens := _sealed(ws):
+        data["opens"] = opens
+    if ticket.reach is not None:
+        data["reach"] = list(ticket.reach)
     now = time.time()
     row = RunRow(ticket.run or new_id(), plan.recipe, plan.digest, plan.inputs, str(ws.root), created=now, data=data)
     row = row._replace(priority=ticket.priority, due=max(now, ticket.not_before or now), idempotency=ticket.idempotency)
@@ -118,6 +125,24 @@ def give_back(ws: Workspace, row: RunRow) -> bool:
     ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
     ws.store.runs.release(row.id, fence)
     return True
+
+
+def _sealed(ws: Workspace) -> dict[str, str]:
+    """What opens the addresses of a request, as it is stored with the run.  Raises CannotRun without a key."""
+    if ws.addresses and not sealing.can_seal(ws.environ):
+        words = f"what opens {next(iter(ws.addresses))} is a secret, which is not stored without a key"
+        fix = f"give an address that the worker's own login opens (s3:// gs:// hf://), or make a key: {sealing.HOW}"
+        raise CannotRun(words, fix=fix)
+    return {address: sealing.seal(opening, f"address {address}", ws.environ) for address, opening in ws.addresses.items()}
+
+
+def _unsealed(ws: Workspace, row: RunRow) -> None:
+    """Have the workspace know what opens the addresses of a run, and what the run may read.  Raises CannotRun."""
+    opens, reach = row.data.get("opens"), row.data.get("reach")
+    for address, sealed in opens.items() if isinstance(opens, dict) else ():
+        ws.addresses[address] = sealing.unseal(sealed, f"address {address}", ws.environ)
+    if isinstance(reach, list):
+        ws.reach = Reach(reach)
 
 
 class Parcel(NamedTuple):
@@ -199,8 +224,9 @@ def serve(
                 delivery = delivery or begin(ws)
                 claimed = _next(ws, who, offer, handover, once=once)
                 if claimed is not None:
-                    delivery = delivery or begin(ws, claimed.id)
-                    _carry_out(ws, claimed, listener(), handover)
+                    row = ws.store.runs.get(claimed.id)
+                    delivery = delivery or begin(ws, row.data)
+                    _carry_out(ws, row, claimed.fence, listener(), handover)
                 elif once:
                     return
     finally:
@@ -223,20 +249,21 @@ def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bo
     return None
 
 
-def _carry_out(ws: Workspace, claimed: Submitted, listener: Listener, handover: Handover) -> None:
+def _carry_out(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> None:
     """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would."""
-    fence = claimed.fence
     try:
-        ws = _unpacked(ws, ws.store.runs.get(claimed.id))
-        while not _worked(ws, ws.store.runs.get(claimed.id), fence, listener, handover):
-            fence = ws.store.runs.claim(claimed.id, f"process {os.getpid()}") or 0
+        _unsealed(ws, row)
+        ws = _unpacked(ws, row)
+        while not _worked(ws, row, fence, listener, handover):
+            fence = ws.store.runs.claim(row.id, f"process {os.getpid()}") or 0
+            row = ws.store.runs.get(row.id)
     except Stale:
-        listener.say(f"run {claimed.id} was taken over by another worker, because this one was silent for too long")
+        listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
     except RecipeError as error:
-        listener.say(f"run {claimed.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
-        _ended(ws, ws.store.runs.get(claimed.id), fence, "FAILED", str(error))
+        listener.say(f"run {row.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))
     except Exception:
-        print(f"recipe: an internal error ended the work on run {claimed.id}", file=sys.stderr)
+        print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
         time.sleep(LOOK)
 
@@ -248,9 +275,11 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         return True
     if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
-    request, choice, settings = request_of_run(row), choice_of_run(row), settings_of_run(row)
+    request, choice, settings = request_of_run(row), choice_of_run(row), placed(ws, settings_of_run(row))
     if request is None:
         raise Infrastructure(f"run {row.id} did not note what it was asked for", fix="`recipe submit` with its recipe and inputs")
+    from ..survey import bundles
+
     since = Since(time.monotonic(), ws.store.database.version())
     local = client.here(ws.home / "local", ALONE if row.bundle else None)
     if row.bundle:
@@ -259,8 +288,9 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         request = replace(request, inputs=inputs, out=ws.own / "out" / row.id)
     else:
         ws.share(settings.store or None)
+        request = bundles.brought(ws, request)
     found = look(ws, request, choice)
-    if not found.todo and not ws.store.runs.steps(row.id):
+    if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
         total, fresh = sizes(found)
         run_graph.remember(ws, row.id, found)
         listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))

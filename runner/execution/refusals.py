@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
 from ..planning.step import ResourceSpec, StepSpec
+from ..secrets import tokenlike
 from ..storage.workspace import Workspace
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
@@ -103,6 +104,24 @@ def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
     return [spec for spec in there if not host_pool.stays(spec.resources)]
 
 
+def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """The secrets that steps take along to where they run, by step: the variables' names."""
+    named = {spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)] for spec in specs}
+    passed = {spec.step: [name for name in spec.pass_env if tokenlike(name, environ.get(name, ""))] for spec in specs}
+    return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
+
+
+def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
+    """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
+    wanted = ws.config.driver(host_pool.name).get("secrets", "send")
+    if wanted not in ("send", "deny"):
+        raise Invalid([Problem("driver-setting", f'secrets = "{wanted}" is not known', fix='write secrets = "send" or "deny"')])
+    if wanted == "deny" and (told := sends(sent(found, host_pool), ws.environ)):
+        words = "; ".join(f"{step} would take {', '.join(names)} there" for step, names in told.items())
+        fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{host_pool.name}]"
+        raise Invalid([Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)])
+
+
 def demand(found: Survey, host_pool: HostPool, jobs: int) -> Wish:
     """What this run asks of each node of one lease: what its largest step needs, and what the steps of one matrix use beside each other.
 
@@ -170,9 +189,9 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
         node, wants = found.plan.nodes[n], specs[n].resources
         near = bool(node.flags & LOCAL) or host_pool.stays(wants)
         if host_pool.priced and not near:
-            if host_pool.need(wants) not in offered:
+            if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
-                left = host_pool.unmet.get(host_pool.need(wants), "")
+                left = host_pool.unmet.get(host_pool.need(specs[n]), "")
                 unmet.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}")
             continue
         sites, count = [host_pool.here] if near else host_pool.sites, specs[n].node_count

@@ -96,11 +96,11 @@ def _told(work: Work, row: LeaseRow) -> dict[str, object]:
 def _needs(work: Work, id: str) -> Iterator[Need]:
     """What a step needs a rented machine for: to run there, or to have what another left there."""
     if not work.stays(id):
-        yield work.host_pool.need(work.spec(id).resources)
+        yield work.host_pool.need(work.spec(id))
     for each in work.plan.nodes[work.plan.index[id]].upstream:
         node = work.plan.nodes[each.producer]
         if any(name == each.output and flags & TEMPORARY for name, _, flags in node.outputs) and not work.stays(node.id):
-            yield work.host_pool.need(work.spec(node.id).resources)
+            yield work.host_pool.need(work.spec(node.id))
 
 
 async def _get(work: Work, need: Need) -> None:

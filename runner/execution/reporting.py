@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ LAST_WORDS: Final = 3.0
 """Seconds that a process waits at its end for what is due; the rest waits for another."""
 
 _log = Log(REMOTE)
+NO_RUN: Final[Mapping[str, object]] = {}
 
 
 def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str) -> None:
@@ -38,9 +39,9 @@ def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str
     _log.info("%s", json.dumps(told | {"instanceId": instance or None}))
 
 
-def begin(ws: Workspace, run: str = "") -> Delivery | None:
-    """Deliver reports from now on.  None: the settings, the environment and the `run` name no receiver."""
-    if ws.letters is None and not (run and "webhooks" in ws.store.runs.get(run).data):
+def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
+    """Deliver reports from now on.  None: the settings, the environment and the `data` of a run name no receiver."""
+    if ws.letters is None and "webhooks" not in data:
         return None
     from ..reports.delivery import Delivery
 

@@ -66,7 +66,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
-        if poisoned(ws, row, fence):
+        if poisoned(ws, ws.store.runs.get(row.id), fence):
             continue
         if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
             continue
@@ -90,8 +90,8 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
-    """End a claimed run as FAILED whose workers died again and again before any step moved."""
-    if row.request == "cancel" or ws.store.runs.get(row.id).recoveries <= POISON:
+    """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
+    if row.request == "cancel" or row.recoveries <= POISON:
         return False
     ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", "poison")], run_state=("FAILED", "poison"), answers=row.request)
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, NotFound, did_you_mean
@@ -19,7 +19,7 @@ from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted
+from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted, placed
 
 if TYPE_CHECKING:
     from .resume import Claimed
@@ -39,6 +39,11 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
         found = survey(ws, request, forced=frozenset(choice.again) | {found.plan.nodes[n].id for n in later})
     if choice.only or choice.until:
         _restrict(found, choice)
+    if choice.leave:
+        from ..planning.schedule import EARLY
+
+        for n in found.plan.after(set().union(*(_named(found, id) for id in choice.leave))):
+            found.verdicts[n] = Verdict(SKIPPED, found.verdicts[n].key, (EARLY,), None)
     demand(ws, found)
     if ws.remote_cache is not None:
         from ..survey import remote_results
@@ -54,7 +59,7 @@ def demand(ws: Workspace, found: Survey) -> None:
     """
     nodes = found.plan.nodes
     taken = [u for n, verdict in enumerate(found.verdicts) if verdict.answer in (RUN, MAYBE) for u in nodes[n].upstream if u[0] in found.made]
-    ws.objects.expect([Content(content) for u in taken if (content := found.made[u[0]].outputs.get(u[1])) is not None])
+    ws.objects.tiny.expect([Content(content) for u in taken if (content := found.made[u[0]].outputs.get(u[1])) is not None])
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue
@@ -81,6 +86,7 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     `resumed`: the run that goes on with it, paused or without a worker; by default one of the same request, else a new one.
     """
     since = Since(time.monotonic(), ws.store.database.version())
+    settings = placed(ws, settings)
     found = look(ws, request, choice)
     _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), since.seconds, len(found.todo))
     if not found.todo:
@@ -129,7 +135,15 @@ def _worked(
     from .worker import work
 
     digest = resume.request_digest(
-        ws, found, {"driver": settings.driver, "hosts": settings.hosts, "choice": asdict(choice), "nodes": found.request.nodes}
+        ws,
+        found,
+        {
+            "driver": settings.driver,
+            "hosts": settings.hosts,
+            "stack": settings.stack,
+            "choice": asdict(replace(choice, leave=())),
+            "nodes": found.request.nodes,
+        },
     )
     taken = resume.take_over(ws, found, digest, resumed)
     claimed = taken or resume.Claimed(new_id(), 0)

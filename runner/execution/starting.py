@@ -256,10 +256,10 @@ async def _begin(work: Work, held: Held) -> Running:
         held.gpus = await _pick(work, node.id, site, int(wants["gpus"]))
         if not held.gpus:
             raise _Taken
-    image = work.attempts.image(spec)
-    pythons = ["python" if image else await work.attempts.python(node, spec, each) for each in site.members]
-    for each in site.members if image else ():
-        await work.attempts.containers_of(each).image(image)
+    pythons = [await work.attempts.python(node, spec, each) for each in site.members]
+    for each in site.members:
+        if image := work.attempts.wrapped(spec, each):
+            await work.attempts.containers_of(each).image(image)
     running = _running(work, held, held.name, pythons)
     if held.state is not None:
         from ..storage import checkpoints
@@ -354,7 +354,7 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
     """Where a step may start now: where what it needs lies already, else where there is room; for several nodes that many hosts, or none."""
     wants = spec.resources.room
-    sites = work.host_pool.sites_of(spec.resources, local=bool(node.flags & LOCAL))
+    sites = work.host_pool.sites_of(spec, local=bool(node.flags & LOCAL))
     if len(sites) == 1 and not sites[0].elsewhere and not work.host_pool.priced:
         return sites[0]  # the scheduler has seen to it that there is room on this machine
     absent = _absent(work, node)
@@ -383,7 +383,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
             work.made.pop(producer)
             work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
             return True
-    if work.replacing or work.host_pool.hopes(work.spec(id).resources, work.spec(id).node_count):
+    if work.replacing or work.host_pool.hopes(work.spec(id)):
         return False
     fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
     words = f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"

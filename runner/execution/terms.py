@@ -6,10 +6,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from ..errors import Invalid, Problem
 from ..secrets import Masker
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Choice:
     begin: str | None = None  # --from: this step and everything after it, whatever is remembered
     again: tuple[str, ...] = ()  # -R
     all: bool = False  # -B
+    leave: tuple[str, ...] = ()  # these steps and what needs them, though they are not fresh
 
 
 EVERYTHING: Final = Choice()
@@ -63,7 +65,10 @@ class Settings:
     where: Mapping[str, str] = field(default_factory=dict)  # filters of what is rented, beside those of the driver's settings
     python: str = ""  # for steps that have no lock: a path, a virtual environment, a name on PATH; else see hosts/interpreters.py
     upload: str = ""  # an address, s3:// gs:// hf://, that the results are uploaded to
+    stop_early: tuple[str, bool] | None = None  # a metric, and whether less is better: instances of a step that fall behind in it are stopped
     limits: Mapping[str, float] = field(default_factory=dict)  # `time` in seconds and `cost` in USD, where the recipe allows more
+    stack: str = ""  # of the settings: it names the driver, and more
+    keep_alive: bool = False  # leave the kept machine of the stack running after the run
 
 
 class Overview(NamedTuple):
@@ -169,6 +174,21 @@ def lower(own: LimitSpec, asked: Mapping[str, float]) -> LimitSpec:
         return min((each for each in (most, asked.get(name)) if each is not None), default=None)
 
     return own._replace(time=of("time", own.time), cost=of("cost", own.cost))
+
+
+def placed(ws: Workspace, settings: Settings) -> Settings:
+    """These settings with what their stack says; the workspace has its driver's settings from then on.  Raises NotFound, Invalid."""
+    stack = ws.on(settings.stack) if settings.stack else None
+    if settings.keep_alive and (stack is None or not stack.keep):
+        fix = 'add --stack NAME of one with keep = "stopped", or leave --keep-alive out'
+        raise Invalid([Problem("clash", "--keep-alive is about the machine that a stack keeps, and there is none", fix=fix)])
+    if stack is None:
+        return settings
+    from ..language.units import duration, money
+
+    read = {"time": duration, "cost": money}
+    limits = {name: read[name](text) for name, text in stack.limits.items()}
+    return replace(settings, driver=stack.driver, limits={**limits, **settings.limits})
 
 
 def settings_of_run(row: RunRow) -> Settings:

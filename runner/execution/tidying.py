@@ -13,7 +13,7 @@ from typing import Any
 from ..digest import of_value
 from ..hosts.scrap import Scrap
 from ..planning.step import StepSpec
-from ..storage.objects import delete
+from ..storage.disk import delete
 from ..storage.workspace import Workspace
 from . import attempt_result
 from .attempts import Running

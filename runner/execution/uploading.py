@@ -17,8 +17,8 @@ from ..planning.step import TEMPORARY
 from ..retry import backoff, retry
 from ..storage import buckets, results_folder
 from ..storage.bucket import Unreachable
+from ..storage.disk import delete
 from ..storage.files import Content, Entry
-from ..storage.objects import delete
 from ..storage.results_folder import File
 from ..storage.workspace import Workspace
 

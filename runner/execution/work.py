@@ -14,6 +14,7 @@ from ..digest import Digest
 from ..errors import RecipeError
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
+from ..planning.halving import Goal
 from ..planning.plan import LOCAL
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State
 from ..planning.step import TEMPORARY, StepSpec
@@ -45,6 +46,7 @@ class Options:
     link: bool = False
     pools: Mapping[str, float] = field(default_factory=dict)
     contended: bool = False  # another run stored something since this one began to look
+    stop_early: Goal | None = None  # instances that fall behind in this are stopped
     machines: int = 0  # rented for one need at most; 0: one
 
 
@@ -132,6 +134,7 @@ class Work:
         self.refused: dict[str, tuple[str, str, str]] = {}  # steps that cannot even be judged: reason, words, fix
         self.held: dict[str, set[str]] = {}  # steps that wait for others which were found to have to run again
         self.named: dict[str, int] = {}  # attempts of each key, or step without one, that were prepared: no two have one name
+        self.early: dict[str, str] = {}  # steps that are stopped early, and why
         self.sick: set[str] = set()  # steps on a host whose health check failed
         self.unwatched: Counter[str] = Counter()  # of each step: attempts that ended because their agent was killed
         self.queued_for: set[str] = set()  # places whose GPUs others hold, as people know
@@ -167,7 +170,7 @@ class Work:
         for move in self.scheduler.opening:
             commits.move(move)
         self._take_over(claimed.states)
-        ws.objects.inherit()
+        ws.objects.tiny.inherit()
 
     def _take_over(self, states: Mapping[str, State]) -> None:
         """What the worker before us had begun, or chosen to run, is judged again: each attempt is looked for when its step is started."""

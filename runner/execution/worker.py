@@ -13,10 +13,12 @@ from typing import Final
 from drivers.base import DriverError
 
 from ..errors import Infrastructure, RecipeError
+from ..hosts import stacks
 from ..hosts.client import Client
 from ..hosts.interpreters import CURRENT
 from ..hosts.pool import HostPool
 from ..logs import Log, mask
+from ..planning.halving import Goal
 from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
@@ -29,7 +31,7 @@ from ..survey.survey import Survey
 from . import loop, takeover, uploading
 from .commit import GroupCommit
 from .loop import Report
-from .refusals import at_once, demand, fits, sent
+from .refusals import at_once, demand, fits, secrets_stay, sent
 from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
@@ -61,6 +63,36 @@ def work(
     found.plan.settings = found.plan.settings._replace(limits=lower(found.plan.settings.limits, settings.limits))
     masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
     mask(masker)
+    held = None
+    if settings.stack:
+        held = stacks.alone(ws.config.stack(settings.stack), ws.environ, listener.say, lambda: _called_away(ws, claimed, handover))
+        if held is None:
+            ws.store.runs.release(claimed.id, claimed.fence)
+            return Summary(claimed.state, {}, since.seconds, run=claimed.id) if handover is not None and handover.asked else None
+    try:
+        return _work(ws, local, found, claimed, settings, listener, since, submit, handover, masker)
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _called_away(ws: Workspace, claimed: Claimed, handover: Handover | None) -> bool:
+    """Whether a run that waits is asked to end, or its process is."""
+    return handover is not None and bool(handover.asked or ws.store.runs.get(claimed.id).request)
+
+
+def _work(
+    ws: Workspace,
+    local: Client,
+    found: Survey,
+    claimed: Claimed,
+    settings: Settings,
+    listener: Listener,
+    since: Since,
+    submit: Callable[[], int] | None,
+    handover: Handover | None,
+    masker: Masker,
+) -> Summary | None:
     _total, fresh = sizes(found)
     commits: GroupCommit | None = None
 
@@ -68,14 +100,16 @@ def work(
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
-        host_pool.where = settings.where
+        host_pool.where, host_pool.stack, host_pool.keep_alive = settings.where, settings.stack, settings.keep_alive
         host_pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
         host_pool.limit = found.plan.settings.limits.cost
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]
             with _interruptible(host_pool) if handover is None else contextlib.nullcontext():
                 await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
-            needs = {host_pool.need(spec.resources) for spec in sent(found, host_pool)} if host_pool.priced else set()
+            if host_pool.priced:
+                secrets_stay(ws, found, host_pool)
+            needs = {host_pool.need(spec) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
                 await host_pool.match(host_pool.sites)
@@ -83,7 +117,8 @@ def work(
             begins = replace(claimed, fence=submit()) if submit is not None else claimed
             commits = _begun(ws, found, begins, jobs, settings, listener, masker)
             contended = ws.store.database.version() != since.version
-            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, settings.jobs)
+            goal = Goal(*settings.stop_early) if settings.stop_early else None
+            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, goal, settings.jobs)
             working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
         except BaseException:
             await host_pool.close(leave=True)

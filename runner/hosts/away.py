@@ -22,8 +22,8 @@ from ..errors import RecipeError
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY, OutputSpec
 from ..retry import pause, retry_async
 from ..storage.crash import crashpoint
+from ..storage.disk import delete
 from ..storage.files import Content, Entry, scan
-from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from .sites import Brought, Errand, Paths, Site, StateFolder
 from .staging import Attempt

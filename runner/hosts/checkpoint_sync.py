@@ -28,8 +28,8 @@ from ..retry import backoff, retry_async
 from ..storage import checkpoints
 from ..storage.checkpoint_layouts import TEMPORARY
 from ..storage.checkpoints import Newest
+from ..storage.disk import delete, sync_one
 from ..storage.files import scan
-from ..storage.objects import delete, sync_one
 
 if TYPE_CHECKING:
     from .download import Taken

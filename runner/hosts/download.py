@@ -121,7 +121,7 @@ class Fetch:
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._chunk, "", 0, read=chunks_told)
+        asked = self._wire.ask("chunks", folder, name, self._chunk, "", "", 0, read=chunks_told)
         try:
             (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._chunk))
         except Gone:

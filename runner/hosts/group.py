@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from drivers.base import Command, DriverError, Exit, HostLost, Job
 
-from ..storage.objects import delete
+from ..storage.disk import delete
 from . import launch, meeting
 from .away import Away, synced
 from .meeting import Meeting, Node, together

@@ -68,7 +68,7 @@ SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
-OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term")
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term", "secrets")
 """Settings of a driver's table that are not the driver's, unless it takes them."""
 
 _log = Log("leases")
@@ -123,6 +123,8 @@ class Leases:
         """US dollars that the whole run may cost."""
         self.limits: Mapping[str, float] = {}
         """`[limits]` of the settings: over all runs of this user."""
+        self.stack = ""
+        """The stack of the run, as the ledger calls it."""
         self.least = LEAST
         self.term = TERM
         """For which a lease is asked."""
@@ -156,14 +158,15 @@ class Leases:
         """US dollars that leases have cost, or may cost by their end."""
         rows = [row for row in rows if row.key != beside]
         gone = self.ledger.costs([row.key for row in rows if row.state == "GONE"])
-        bound = sum(committed(row.price, max(since, row.asked), row.until) for row in rows if row.state != "GONE")
+        now = time.time()  # what a kept machine will cost is no run's
+        bound = sum(committed(row.price, max(since, row.asked), now if row.kept else row.until) for row in rows if row.state != "GONE")
         return bound + sum(spent.usd for spent in gone.values())
 
     @property
     def full(self) -> bool:
         """Whether this user has as many machines as `[limits] machines` allows."""
         most = self.limits.get("machines")
-        return most is not None and sum(row.price > 0 for row in self.ledger.living()) >= most
+        return most is not None and sum(row.price > 0 and not row.kept for row in self.ledger.living()) >= most
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
@@ -191,15 +194,25 @@ class Leases:
         if short := self.pays(offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
         until = self.until(offer.price, self.left(), shares)
-        row = LeaseRow(
-            os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
-        )._replace(asked=time.time())
+        row = self.intent(need, offer, until)
         self.ledger.ask(row)
         crashpoint("lease-intended")
         self.heard("", row)
+        return await self.order(row, until)
+
+    def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
+        """A lease that is about to be asked for."""
+        return LeaseRow(
+            os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
+        )._replace(asked=time.time(), stack=self.stack)
+
+    async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
+        """Carry out an intent: a lease that is COMING, or None when it cannot be had any more.  Raises DriverError."""
+        offer = offer_of(row)
         lease: Lease | None
         try:
-            lease = await retry_async(partial(self.driver.acquire, Order(offer, row.key, until)), patient(LONG))
+            order = Order(offer, row.key, until, row.kept, need_of(row).image)
+            lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
                 self._move(row, "GONE", reason=str(error))
@@ -282,14 +295,18 @@ class Leases:
                 continue
             row = self.ledger.take(found, self.holder)
             if row.state == "ASKED":
-                lease = await self._find(row)
-                row = self._move(row, "GONE", reason="it was never rented") if lease is None else self._move(row, "COMING", lease=plain(lease))
+                row = await self._looked_for(row)
             if row.state == "RELEASING":
                 await self.release(row, row.reason)
             elif row.state in ("COMING", "UP"):
                 self.heard(row.state, row)
                 kept.append(row)
         return kept
+
+    async def _looked_for(self, row: LeaseRow) -> LeaseRow:
+        """What came of an intent of an earlier worker: COMING, or GONE."""
+        lease = await self._find(row)
+        return self._move(row, "GONE", reason="it was never rented") if lease is None else self._move(row, "COMING", lease=plain(lease))
 
     def inherit(self, row: LeaseRow) -> None:
         """Note a lease that a worker of another machine had for this run: `adopt` looks for it."""
@@ -303,7 +320,8 @@ class Leases:
             return row
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
-            await self._call(partial(self.driver.acquire, Order(offer_of(row), row.key, until)), SOON)
+            order = Order(offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image)
+            await self._call(partial(self.driver.acquire, order), SOON)
         elif self.driver.traits.ends == "nobody":
             row = self.ledger.extend(row, until.timestamp())
         elif isinstance(self.driver, Prolonging):
@@ -343,7 +361,7 @@ class Leases:
         if not isinstance(self.driver, Charging):
             return
         for row in self.ledger.of_run(self.run):
-            if row.lease and row.driver == self.name:
+            if row.lease and row.driver == self.name and not row.machine:  # of a kept machine the provider tells all that it ever cost
                 since = datetime.fromtimestamp(row.asked, UTC)
                 if charged := await self._call(partial(self.driver.charges, lease_of(row), since), SOON):
                     self.ledger.charge(row, sum(charge.usd for charge in charged))

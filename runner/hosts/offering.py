@@ -23,6 +23,7 @@ ENDS: Final = {
     "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
     "nobody": "nobody ends it when this program is dead",
 }
+VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 
 
 class Shelf(NamedTuple):
@@ -82,7 +83,8 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
             try:
                 offers = await retry_async(partial(driver.offers, wish), patient(SOON))
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
-                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices) if words)
+                image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices, image) if words)
                 found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
                 raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivers.base import DriverError
 
 from ..errors import Corrupt, RecipeError
+from ..storage.disk import delete
 from ..storage.files import Entry
-from ..storage.objects import delete
 
 if TYPE_CHECKING:
     from .transfer import Depot

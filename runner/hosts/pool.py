@@ -42,14 +42,15 @@ from drivers.devices import Card
 from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..extensions import packages
 from ..logs import Log
-from ..planning.step import ResourceSpec
+from ..planning.step import ResourceSpec, StepSpec
 from ..storage import ledger
 from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
-from .leases import LEAST, RENEW, TAKEN_AWAY, Leases, driver_of, lease_of, need_of, offer_of
+from .kept import KeptLeases
+from .leases import LEAST, RENEW, TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
 from .money import leave_at
 from .offering import left_out
 from .sites import Site
@@ -119,6 +120,10 @@ class _Used:
     leases: list[LeaseRow]
     idle_since: float
 
+    def serves(self, need: Need) -> bool:
+        """Whether it does for a need."""
+        return self.site.image == need.image and covers(self.offer, need)
+
 
 @dataclass(slots=True)
 class HostPool:
@@ -141,6 +146,10 @@ class HostPool:
     """US dollars that the run may cost."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Filters of what is rented, beside those of the driver's settings."""
+    stack: str = ""
+    """The stack that the run is on, by its name in the settings."""
+    keep_alive: bool = False
+    """Leave the machine that is kept for the stack running after the run."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker of another machine had for this run."""
     unmet: dict[Need, str] = field(default_factory=dict)
@@ -151,7 +160,7 @@ class HostPool:
     """How containers are run there: the settings `container_engine`, `engine_args` and `container_args`."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
-    leases: Leases | None = None
+    leases: KeptLeases | None = None
     _idle: float = IDLE
     _market: Market | Literal["any"] = "on-demand"
     _wish: Wish = field(default_factory=Wish)
@@ -202,7 +211,7 @@ class HostPool:
     def full(self) -> bool:
         """Whether there may be no more machines than there are."""
         most = self._of().driver.traits.hosts_at_once
-        if self._of().full:
+        if self._of().full or (self._of().keeping is not None and (self._used or self.coming)):
             return True
         return most is not None and len(self._used) + len(self.coming) >= most
 
@@ -212,18 +221,19 @@ class HostPool:
             return not self.away
         return not wants.gpus and self.here.could(wants.room)
 
-    def sites_of(self, wants: ResourceSpec, *, local: bool) -> Sequence[Site]:
-        """Where a step that asks for this may run: a local one on this machine only."""
-        if local or (self.priced and self.stays(wants)):
+    def sites_of(self, spec: StepSpec, *, local: bool) -> Sequence[Site]:
+        """Where a step may run: a local one on this machine only."""
+        if local or (self.priced and self.stays(spec.resources)):
             return [self.here]
         if not self.priced:
             return self.sites
-        need = self.need(wants)
-        return [used.site for used in self._used if covers(used.offer, need) and not used.site.lost and not used.site.leaving]
+        need = self.need(spec)
+        return [used.site for used in self._used if used.serves(need) and not used.site.lost and not used.site.leaving]
 
-    def need(self, wants: ResourceSpec) -> Need:
-        """What a step that asks for this needs of a machine, on the market of the driver's settings."""
-        return need_for(wants, self._market if self._taken < MOST_TAKEN else "on-demand")
+    def need(self, spec: StepSpec) -> Need:
+        """What a step needs of a machine, on the market of the driver's settings."""
+        market = self._market if self._taken < MOST_TAKEN else "on-demand"
+        return need_for(spec, market, images=self._of().driver.traits.images and self.python != interpreters.CURRENT)
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
         """Take over what an earlier worker of this run had, and, where places cost nothing, as many more as `want` steps need.
@@ -282,9 +292,11 @@ class HostPool:
     async def offered(self, needs: Iterable[Need]) -> set[Need]:
         """Those needs for which a machine is there or is offered.  Rents nothing.
 
-        Raises DriverError, and Invalid when the limit of the run does not pay for the cheapest.
+        Raises DriverError, Invalid when the limit of the run does not pay for the cheapest, and Busy when a dead run may use the kept machine.
         """
         found = set()
+        if self.leases is not None:
+            self.leases.free()
         for need in needs:
             driver = self._of().driver
             if self.machines(need):
@@ -321,7 +333,8 @@ class HostPool:
             if offer is None:
                 break
             asked.add(offer.id)
-            self.say(f"renting {self.name} {offer.id} for ${offer.price:.2f} an hour")
+            verb = "renting" if self._of().keeping is None or self._of().machine() is None else "starting"
+            self.say(f"{verb} {self.name} {offer.id} for ${offer.price:.2f} an hour")
             began = time.monotonic()
             if found := await self._take(offer, 1, need, ready=ready):
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
@@ -339,11 +352,11 @@ class HostPool:
         self.refused[need] = why
         self.lost.append(why)
 
-    def hopes(self, wants: ResourceSpec, nodes: int = 1) -> bool:
-        """Whether there is a place where such a step could run, or may be one yet."""
-        if sum(site.could(wants.room) for site in self.sites_of(wants, local=False)) >= nodes:
+    def hopes(self, spec: StepSpec) -> bool:
+        """Whether there is a place where a step could run, or may be one yet."""
+        if sum(site.could(spec.resources.room) for site in self.sites_of(spec, local=False)) >= spec.node_count:
             return True
-        return self.priced and not self.stays(wants) and self.need(wants) not in self.refused
+        return self.priced and not self.stays(spec.resources) and self.need(spec) not in self.refused
 
     def group(self, sites: Sequence[Site]) -> Site:
         """These hosts as one place, the first of them node 0."""
@@ -361,7 +374,7 @@ class HostPool:
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
-        return self.coming.count(need) + sum(covers(used.offer, need) and not used.site.lost and not used.site.leaving for used in self._used)
+        return self.coming.count(need) + sum(used.serves(need) and not used.site.lost and not used.site.leaving for used in self._used)
 
     def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
@@ -370,7 +383,7 @@ class HostPool:
         """
         now, found = time.monotonic(), []
         for used in self._used:
-            served = [count for need, count in needs.items() if covers(used.offer, need)]
+            served = [count for need, count in needs.items() if used.serves(need)]
             if used.site.leaving and not used.site.busy:
                 found.append((used.site, used.site.leaving))
             elif used.site.busy or any(served):
@@ -395,8 +408,12 @@ class HostPool:
         gone = True
         if any([self._gone(each) for each in (site, *with_it)]):
             reason = f"{TAKEN_AWAY}: {reason}"
+        healthy = not (site.lost or site.leaving)
         for row in rows.values():
-            gone &= await self._of().release(row, reason)
+            if healthy and self._of().stays_alive(row):
+                self._of().hand_over(row)
+            else:
+                gone &= await self._of().release(row, reason)
         return gone
 
     def _gone(self, site: Site) -> bool:
@@ -504,6 +521,10 @@ class HostPool:
             await site.aclose()
         if self.leases is not None:
             if not (leave and self.priced):
+                for used in self._used:
+                    if not (used.site.lost or used.site.leaving):
+                        for row in filter(self.leases.stays_alive, used.leases):
+                            self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._console()}")
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
@@ -512,11 +533,11 @@ class HostPool:
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
 
-    def _of(self) -> Leases:
+    def _of(self) -> KeptLeases:
         assert self.leases is not None
         return self.leases
 
-    def _leases(self) -> Leases:
+    def _leases(self) -> KeptLeases:
         settings = self.ws.config.driver(self.name)
         self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
         self._idle = float(settings.get("idle", IDLE))
@@ -524,10 +545,13 @@ class HostPool:
         python = "" if self.python == interpreters.CURRENT else self.python
         driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
-        leases = Leases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases = KeptLeases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         leases.limits = self.ws.config.limits if driver.traits.priced else {}
         leases.limit, leases.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
         leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
+        leases.keep_alive = self.keep_alive
+        if self.stack:
+            leases.of(self.ws.config.stacks[self.stack])
         return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
@@ -579,6 +603,7 @@ class HostPool:
                 hosts = leased[0][1]
                 if self.priced:
                     await self._measure(offer, need_of(rows[0]), hosts[0])
+                    self._of().measured(rows[0])
                 slots = None if self._of().driver.traits.allocates else len(rows)
                 sites = [await self._site(offer, lease_of(rows[0]), host, slots) for host in hosts]
         except HostLost as error:
@@ -586,6 +611,7 @@ class HostPool:
             await self._of().close({row.key for row in rows}, str(error))
             return ()
         for site, host in zip(sites, hosts, strict=True):
+            site.image = need_of(rows[0]).image
             if ready is not None:
                 await ready(site)  # before any step can be started there
             self._used.append(_Used(site, offer, list(rows), time.monotonic()))
@@ -701,9 +727,11 @@ class HostPool:
                 raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
 
 
-def need_for(wants: ResourceSpec, market: Market | Literal["any"] = "on-demand") -> Need:
-    """What a step that asks for this needs of a machine."""
-    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market)
+def need_for(spec: StepSpec, market: Market | Literal["any"] = "on-demand", *, images: bool = False) -> Need:
+    """What a step needs of a machine.  `images`: a machine is a container of the step's image, where it has one."""
+    wants = spec.resources
+    image = spec.image or "" if images else ""
+    return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market, image=image)
 
 
 def market_of(settings: Mapping[str, Any]) -> Market | Literal["any"]:

@@ -19,6 +19,7 @@ from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
 from ..storage.runs import is_over
 from ..storage.store import Store, home
 from ..storage.workspace import Workspace
+from .kept import KeptLeases
 from .leases import TERM, Leases, driver_of, plain
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
@@ -27,6 +28,8 @@ Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 AT_WORK: Final = "its run is at work"
 DEAD: Final = "the worker of its run is gone"
 UNKNOWN: Final = "its workspace does not know its run"
+KEPT: Final = "it is kept for the stack"
+"""How the reason begins for which a machine is left alone that a stack keeps, or keeps running."""
 
 
 class Fate(NamedTuple):
@@ -38,8 +41,12 @@ class Fate(NamedTuple):
 
 def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
     """Whether a lease is to be ended by itself, and why, or why not."""
+    if row.kept and row.state != "RELEASING":
+        return Fate(False, f"{KEPT} {row.stack}")
     if row.until <= now:
         return Fate(True, "its time is over")
+    if row.machine and not row.run and row.state != "RELEASING":
+        return Fate(False, f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}")
     if standing == "live":
         return Fate(False, AT_WORK)
     if row.state == "RELEASING":
@@ -87,7 +94,9 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     for row, (ends, why) in judged(leases.ledger.living(), environ):
         if row.run == leases.run:
             continue
-        ours, tell = row.driver == leases.name, bool(row.price)
+        if why.startswith(KEPT):
+            continue
+        ours, tell = (row.driver, row.stack) == (leases.name, leases.stack), bool(row.price)  # a stack may have another account
         if ours and row.lease and why in (DEAD, UNKNOWN) and leases.driver.traits.allocates:
             tell = await leases.listed(row)  # what runs there would end with it, and it ends itself when it is idle
             ends = not tell
@@ -133,7 +142,7 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
         if known:
             driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
-                said += asyncio.run(_closed(Leases(driver, name, ledger, "", str(ws.root)), ws.environ))
+                said += asyncio.run(_closed(KeptLeases(driver, name, ledger, "", str(ws.root)), ws.environ))
     return said
 
 
@@ -147,6 +156,9 @@ async def _closed(leases: Leases, environ: Mapping[str, str]) -> list[str]:
 
 def described(row: LeaseRow, now: float) -> str:
     """A lease as people read it: what, whose, and what it costs."""
+    if row.kept:
+        hours = max(0.0, now - row.asked) / 3600
+        return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), its disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
     hours = max(0.0, now - row.asked) / 3600
     cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far" if row.price else "costs nothing"
     return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ..storage.objects import delete, overwrite
+from ..storage.disk import delete, overwrite
 
 
 class Spare(NamedTuple):

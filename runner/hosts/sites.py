@@ -24,7 +24,7 @@ from drivers.base import Command, Exit, Job, Unreachable
 from ..errors import Infrastructure
 from ..planning.step import MetricsSpec, OutputSpec
 from ..storage.crash import crashpoint
-from ..storage.objects import delete
+from ..storage.disk import delete
 from ..storage.workspace import Workspace
 from . import interpreters, variables
 from .scrap import Scrap
@@ -101,6 +101,8 @@ class Site:
         self._devices = devices
         self.address = ""
         """What other nodes dial; empty where a host has no name for them."""
+        self.image = ""
+        """The image that the machine itself is a container of, because a step asked for it; empty: none that a step asked for."""
         self.lost = ""
         """Why nothing can run here any more; empty as long as it can."""
         self.leaving = ""

@@ -19,8 +19,9 @@ from ..errors import CannotRun
 from ..paths import escapes, heads
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ..storage.digest_cache import DigestCache
+from ..storage.disk import delete, overwrite
 from ..storage.files import Changed, Content, Unhashable, scan
-from ..storage.objects import Objects, delete, overwrite
+from ..storage.objects import Objects
 from .scrap import Scrap, Spare
 
 _Mark: TypeAlias = tuple[int, int, int]
@@ -262,7 +263,7 @@ class Attempt:
                 if stat.S_ISLNK(here.st_mode) or (kept and any(path == k or path.startswith(k + "/") for k in kept)):
                     content = scan(target)
                     objects.put(Path(os.path.realpath(target)), content, move=False)
-                elif plain and (tiny := objects.remember(target, here)) is not None:
+                elif plain and (tiny := objects.tiny.remember(target, here)) is not None:
                     content = tiny
                     self._tiny.append(path)
                 else:

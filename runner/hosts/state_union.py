@@ -14,7 +14,7 @@ from typing import TypeVar
 from drivers.base import HostLost, Rejected
 
 from ..storage import files
-from ..storage.objects import delete
+from ..storage.disk import delete
 from .checkpoint_sync import Look, OverDepot
 from .download import Taken
 from .meeting import together

@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drivers.base import DriverError, Unreachable
@@ -23,9 +21,11 @@ from ..errors import Corrupt, Infrastructure
 from ..retry import backoff, retry_async
 from ..storage import files, tar
 from ..storage.files import Changed, Entry
-from .manifests import folders, name_of, place_of, stamp_of
+from .cargo import Cargo, Older
+from .likeness import Likeness
+from .manifests import folders, name_of, place_of
 from .read_range import chunks, digest, part
-from .wire import LANE, LONGEST_ANSWER, MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
+from .wire import LANE, MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
 
 CHUNK = 8 << 20
 """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
@@ -35,54 +35,8 @@ _GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent ag
 _PIECE = 2  # grains that travel in one question on a long way
 _HOLES = 500  # of a large file in one call
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
-_MANIFESTS = 8
-_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
-_ASKED = 4  # older ones of which we do not know what they hold, at most
-_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one is told to be like another
-_ALIKE = 2  # of them the same, at least
 _count = itertools.count(1)
 _sending: set[str] = set()  # those of this process that are sending now
-
-
-@dataclass(slots=True)
-class _Cargo:
-    """Files on their way into one folder there."""
-
-    name: str
-    folder: str
-    size: int
-    origin: Callable[[Entry], str]
-    root: str = ""  # of a tree, here
-    content: str = ""
-    manifest: Sequence[Entry] = ()
-    missing: dict[str, Entry] = field(default_factory=dict)
-    loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
-    older: dict[str, str] = field(default_factory=dict)  # large file -> one there, from the root, that may have grains in common with it
-    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first grain, grains) that are not there
-    links: list[Entry] = field(default_factory=list)  # and empty folders
-    bare: bool = False  # neither links nor the manifest are there yet
-    rough: bool = False  # something of it was found there, or did not come as it should
-    placed: bool = False
-    _told: tuple[bytes, str] | None = None
-
-    def owed(self, grain: int) -> int:
-        """Bytes that are not there yet."""
-        return sum(self._left(entry, grain) for entry in self.missing.values())
-
-    def needs(self) -> int:
-        """Bytes of the disk there."""
-        return sum(entry.size for entry in self.missing.values())
-
-    def _left(self, entry: Entry, grain: int) -> int:
-        holes = self.holes.get(entry.path)
-        return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
-
-    def told(self) -> tuple[bytes, str]:
-        """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
-        if self._told is None:
-            text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
-            self._told = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
-        return self._told
 
 
 class Sender:
@@ -90,8 +44,7 @@ class Sender:
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self.chunk = CHUNK
-        self._wire, self._recall = wire, recall
-        self._manifests: dict[str, Sequence[Entry]] = {}
+        self._wire, self._likeness = wire, Likeness(wire, recall)
         self._turns: dict[str, asyncio.Lock] = {}
 
     @property
@@ -149,7 +102,7 @@ class Sender:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
 
-    def _owed(self, cargo: _Cargo) -> int:
+    def _owed(self, cargo: Cargo) -> int:
         return cargo.owed(self._grain)
 
     async def _begin(self, wanted: Collection[str]) -> _Standing:
@@ -161,10 +114,10 @@ class Sender:
                 standing.how.update({name: "partial" for name in await self._wire.ask("adopt", sender, theirs, read=words_of)})
         return standing
 
-    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> _Cargo:
+    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> Cargo:
         manifest = manifests.get(content)
         if manifest is None:
-            manifest = self._recall(content)
+            manifest = self._likeness.recall(content)
         if manifest is None:
             manifest = await asyncio.to_thread(files.entries, source)
         if files.tree_id(manifest) != content:
@@ -172,17 +125,17 @@ class Sender:
         name = name_of(content)
         folder = place_of(content) if here else f"partial/{self._wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
-        cargo = _Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
+        cargo = Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
         cargo.links = [entry for entry in manifest if entry.kind in "ld"]
         cargo.bare = True
         return cargo
 
-    def _files(self, sources: Mapping[str, str], *, here: bool) -> _Cargo:
+    def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
         origins = {name_of(content): source for content, source in sources.items()}
         some = next(iter(sources))
         folder = os.path.dirname(place_of(some)) if here else f"partial/{self._wire.sender}"
-        cargo = _Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
+        cargo = Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
         for content, source in sources.items():
             try:
                 size = os.stat(source).st_size
@@ -193,7 +146,7 @@ class Sender:
         cargo.missing = dict(cargo.loose)
         return cargo
 
-    async def _prepare(self, cargo: _Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
+    async def _prepare(self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
         """Find out what of it is there already."""
         if cargo.content in doubtful:
             await self._survey(cargo)
@@ -208,83 +161,17 @@ class Sender:
             if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
                 await self._survey(cargo)
             if cargo.content not in doubtful:
-                await self._build_on_files(cargo, standing.free, began)
+                await self._likeness.build_files_on(cargo, self.chunk, standing.free, began)
                 await self._compare_all(cargo, list(cargo.older))
             return
         if cargo.content in began or cargo.content in doubtful:
             await self._tidy(cargo)
             await self._survey(cargo)
             return
-        await self._build_on(cargo, standing.trees)
+        await self._likeness.build_on(cargo, self.chunk, standing.trees)
         await self._compare_all(cargo, list(cargo.older))
 
-    async def _build_on(self, cargo: _Cargo, trees: Sequence[str]) -> None:
-        """Begin with what the likest tree there has in common with this one."""
-        wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
-        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self.chunk}
-        best, common = "", 0
-        if cargo.size < _WORTH:
-            return
-        unknown = 0
-        for name in trees:
-            unknown += f"t:{name[:64]}" not in self._manifests
-            if unknown > _ASKED:
-                break
-            older = await self._manifest(name)
-            shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
-            shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
-            if shared > common:
-                best, common = name, shared
-        if not best or common * 10 < cargo.size:
-            return
-        older = await self._manifest(best)
-        same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
-        superfluous = [entry.path for entry in older if entry.path not in same]
-        superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
-        # Thousands of names take a while there, and here.
-        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.told))
-        if begun:
-            cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
-            cargo.links = [entry for entry in cargo.links if entry.path not in same]
-            alike = [path for path in superfluous if path in large]
-            cargo.older = {path: f"{place_of(f't:{best[:64]}')}/{path}" for path in alike}
-
-    async def _build_on_files(self, cargo: _Cargo, free: int, began: Collection[str]) -> None:
-        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
-        for entry in list(cargo.missing.values()):
-            if entry.size <= max(4 * self.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
-                continue
-            if cargo.size > free:
-                return
-            blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
-            there = await self._wire.ask("alike", self.chunk, _SAMPLE, blocks, read=_alike)
-            ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
-            likeness = {name: sum(mine == its for mine, its in zip(ours, theirs, strict=False)) for name, theirs in there.items()}
-            best = max(likeness, key=lambda name: likeness[name], default="")
-            if best and likeness[best] >= _ALIKE:
-                cargo.older[entry.path] = f"objects/{best[:2]}/{best}"
-
-    async def _manifest(self, name: str) -> Sequence[Entry]:
-        """What a tree that the host has holds; nothing when that cannot be told."""
-        content = f"t:{name[:64]}"
-        if (known := self._manifests.get(content)) is None:
-            known = self._recall(content)
-            if known is None:
-                _, data = await self._wire.read("read", f"{place_of(content)}.json", 0, LONGEST_ANSWER)
-                try:
-                    known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
-                    known = known if files.tree_id(known) == content else ()
-                except (ValueError, TypeError):
-                    known = ()
-            self._remember(content, known)
-        return known
-
-    def _remember(self, content: str, manifest: Sequence[Entry]) -> None:
-        self._manifests[content] = manifest
-        if len(self._manifests) > _MANIFESTS:
-            del self._manifests[next(iter(self._manifests))]
-
-    async def _deliver(self, cargo: _Cargo, meter: Meter) -> None:
+    async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
         while cargo.missing or cargo.bare:
@@ -300,7 +187,7 @@ class Sender:
                 self._give_up(cargo, trouble)
             await asyncio.sleep(rest(idle))
 
-    def _give_up(self, cargo: _Cargo, trouble: BaseException | None) -> None:
+    def _give_up(self, cargo: Cargo, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
@@ -308,7 +195,7 @@ class Sender:
             f"{path} does not arrive at {self._wire.name} as it was sent", fix="look at the disk and the memory of both machines"
         ) from trouble
 
-    async def _round(self, cargo: _Cargo, meter: Meter) -> BaseException | None:
+    async def _round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
         """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
         todo = list(self._jobs(cargo, meter))
         jobs = iter(todo)
@@ -331,10 +218,14 @@ class Sender:
             raise several.exceptions[0] from None
         return trouble[0] if trouble else None
 
-    def _jobs(self, cargo: _Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Large files first: what is left at the end should be small."""
+    def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
         large = [entry for entry in cargo.missing.values() if entry.size > self.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
+        bare = cargo.bare
+        if large and not small and bare:
+            bare = False
+            yield lambda: self._batch(cargo, [], True, False, meter)
         for entry in large:
             pieces = _pieces(self._holes(cargo, entry), _PIECE, _HOLES)
             if self._wire.far and len(pieces) > 1:
@@ -353,11 +244,11 @@ class Sender:
             size += entry.size
         alone = not large and len(batches) == 1
         for batch in batches:
-            if batch or cargo.bare:
-                last = batch is batches[-1] and cargo.bare
+            if batch or bare:
+                last = batch is batches[-1] and bare
                 yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
 
-    async def _batch(self, cargo: _Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
+    async def _batch(self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
         data = cargo.told()[0] if last else b""
@@ -386,14 +277,14 @@ class Sender:
         cargo.bare = cargo.bare and not last
         cargo.placed = placed
 
-    async def _write(self, cargo: _Cargo, entry: Entry, meter: Meter) -> None:
+    async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
         """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
         holes = self._holes(cargo, entry)
         for at in range(0, len(holes), _HOLES):
             await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
 
     def _piecemeal(
-        self, cargo: _Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
+        self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
     ) -> Iterator[Callable[[], Awaitable[None]]]:
         """The same on as many streams as there are; whoever brings the last piece has all of it hashed."""
         left = len(pieces)
@@ -408,23 +299,26 @@ class Sender:
         for piece in pieces:
             yield lambda piece=piece: bring(piece)  # type: ignore[misc]
 
-    def _holes(self, cargo: _Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
+    def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
         return cargo.holes.get(entry.path) or [(0, -(-entry.size // self._grain))]
 
-    async def _put(self, cargo: _Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
+    async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
         """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises Garbled when that is another."""
         grain, size = self._grain, entry.size
         blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
-        arguments = (cargo.folder, entry.path, grain, size, mode, holes)
-        arrived = await self._wire.once("write", *arguments, read=str, data=meter.counted(itertools.chain.from_iterable(blocks)))
+        known = cargo.grains.setdefault(entry.path, {})
+        grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
+        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains)
+        arrived, came = await self._wire.once("write", *arguments, read=_written, data=meter.counted(itertools.chain.from_iterable(blocks)))
+        known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
         if last and arrived != entry.value:
             raise Garbled
         if last:
             cargo.missing.pop(entry.path, None)
             cargo.holes.pop(entry.path, None)
 
-    async def _survey(self, cargo: _Cargo) -> None:
+    async def _survey(self, cargo: Cargo) -> None:
         """Ask what of the missing has arrived, and leave out of `missing` what is right."""
         cargo.rough = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
@@ -437,7 +331,7 @@ class Sender:
                     del cargo.missing[entry.path]
         await self._compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self.chunk])
 
-    async def _compare_all(self, cargo: _Cargo, paths: Sequence[str]) -> None:
+    async def _compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
         todo = iter([cargo.missing[path] for path in paths])
 
         async def some() -> None:
@@ -446,11 +340,13 @@ class Sender:
 
         await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
 
-    async def _compare(self, cargo: _Cargo, entry: Entry) -> None:
+    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._grain, cargo.older.get(entry.path, ""), entry.size, read=chunks_told)
+        older = cargo.older.get(entry.path, Older("", ""))
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._grain, *older, entry.size, read=chunks_told)
         hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._grain)
         (size, theirs), ours = await asyncio.gather(asked, hashed)
+        cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
             await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
             theirs = []
@@ -474,7 +370,7 @@ class Sender:
                 holes.append((at, 1))
         cargo.holes[entry.path] = holes
 
-    async def _tidy(self, cargo: _Cargo) -> None:
+    async def _tidy(self, cargo: Cargo) -> None:
         """Delete what does not belong into a tree, and see which links and empty folders are missing."""
         below, pointing = await self._listing(cargo)
         above = set(folders(cargo.manifest))
@@ -491,17 +387,17 @@ class Sender:
         cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
         cargo.bare = True
 
-    async def _listing(self, cargo: _Cargo) -> tuple[dict[str, str], dict[str, str]]:
+    async def _listing(self, cargo: Cargo) -> tuple[dict[str, str], dict[str, str]]:
         """The kind of everything that lies there of a tree, and where links point."""
         return await self._wire.ask("listing", cargo.folder, read=_listing)
 
-    async def _same(self, cargo: _Cargo) -> bool:
+    async def _same(self, cargo: Cargo) -> bool:
         """Whether a tree has exactly the names, kinds and links that it should."""
         below, pointing = await self._listing(cargo)
         wanted = {entry.path: entry.kind for entry in cargo.manifest if entry.kind != "d"} | {folder: "d" for folder in folders(cargo.manifest)}
         return below == wanted and pointing == {entry.path: entry.value for entry in cargo.manifest if entry.kind == "l"}
 
-    async def _place(self, cargo: _Cargo, meter: Meter) -> None:
+    async def _place(self, cargo: Cargo, meter: Meter) -> None:
         """What has arrived gets its name."""
         if not cargo.folder:
             return
@@ -517,7 +413,7 @@ class Sender:
                 if not placed:
                     raise
             if placed:
-                self._remember(cargo.content, cargo.manifest)
+                self._likeness.remember(cargo.content, cargo.manifest)
                 return
             cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
             await self._tidy(cargo)
@@ -525,7 +421,7 @@ class Sender:
             await self._deliver(cargo, meter)
         self._give_up(cargo, None)
 
-    async def _place_files(self, cargo: _Cargo) -> None:
+    async def _place_files(self, cargo: Cargo) -> None:
         placed = set(await self._wire.ask("place_files", list(cargo.loose), read=words_of))
         if placed.issuperset(cargo.loose):
             return
@@ -564,8 +460,9 @@ def _arrived(answer: Any) -> tuple[str, bool]:
     return str(answer["digest"]), bool(answer["placed"])
 
 
-def _alike(answer: Any) -> dict[str, list[str]]:
-    return {str(name): words_of(digests) for name, digests in answer.items()}
+def _written(answer: Any) -> tuple[str, list[str]]:
+    digest, came = answer
+    return str(digest), words_of(came)
 
 
 def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -598,15 +495,6 @@ def _whole(path: str, size: int) -> bytes:
     if len(data) != size:
         raise Changed(path)
     return data
-
-
-def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
-    """Digests of a few blocks of a file here."""
-    found = []
-    for block in blocks:
-        data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
-        found.append(hashlib.sha256(data).hexdigest())
-    return found
 
 
 def _dead(sender: str) -> bool:

@@ -493,6 +493,8 @@ class _Story:
             return f"{head}failed: {_why(event)}", "bad"
         if after == "FRESH":
             return (head + "restored", "") if data.get("restored") else (head + "fresh", "dim") if self._verbose else None
+        if after == "SKIPPED" and event.before == "RUNNING":
+            return f"{head}stopped early ({_why(event)})", "odd"
         if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
             why = _why(event)
             return head + after.lower() + (f" ({why})" if why else ""), "odd"

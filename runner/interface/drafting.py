@@ -192,11 +192,13 @@ def _command(path: str, script: Script, names: dict[str, str], resume: list[Opti
         return
     yield "    # A list in the list goes as a whole where something in it is null."
     yield "    run:"
-    yield f"      - [python, {_yaml(path)}]"
+    yield f"      - [{', '.join(['python', _yaml(path), *script.words])}]"
     # Positional arguments first: an option that takes several would swallow them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
         value = _value(option, names, script)
-        if option.type == "boolean":
+        if option.flag.endswith("="):
+            yield f"      - {_quoted(option.flag + value)}"
+        elif option.type == "boolean":
             no = f"'{option.negative}'" if option.negative else "none"
             chosen = f"'{option.flag}' if inputs.{names[option.name]} else {no}"
             yield f"      - {_quoted('{{ ' + chosen + ' }}')}"

@@ -183,7 +183,7 @@ class Tail:
             os.close(handle)
 
 
-def _tail(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
+def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     """None when there is nothing yet, or nothing any more."""
     if is_elsewhere(ws, run):
         return Rows(ws, run, kept(ws.home, run, part).name.removesuffix(".log"), "log")
@@ -215,7 +215,7 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
         if missing and not kept(ws.home, run, part).exists():
             say(_hidden(part, missing))
             continue
-        tail = _tail(ws, run, part)
+        tail = tail_of(ws, run, part)
         if tail is None:
             continue
         any_shown = True
@@ -296,7 +296,7 @@ class Follower:
                 self._hidden.add(part.raw)
                 self._say(_hidden(part, missing))
             return False
-        tail = _tail(self._ws, self._run, part)
+        tail = tail_of(self._ws, self._run, part)
         if tail is not None:
             self._tails.append((part, tail))
         return tail is not None or part.ended

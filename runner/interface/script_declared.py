@@ -35,10 +35,10 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
         if word == "HfArgumentParser" and call.args:
             first = call.args[0]
             for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
-                found += _fields(_word(each), classes, notes, dashes=False)
+                found += fields(_word(each), classes, notes, dashes=False)
         elif word == "cli" and _owner(call.func) == "tyro" and call.args:
             name = _word(call.args[0])
-            found += _parameters(functions[name], "tyro") if name in functions else _fields(name, classes, notes, dashes=True)
+            found += _parameters(functions[name], "tyro") if name in functions else fields(name, classes, notes, dashes=True)
         elif word == "run" and _owner(call.func) == "typer" and call.args and (name := _word(call.args[0])) in functions:
             found += _parameters(functions[name], "typer")
     for function in functions.values():
@@ -58,14 +58,14 @@ def _of_click(calls: Sequence[ast.Call]) -> bool:
 # -- dataclasses ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _fields(name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool) -> Iterator[Declared]:
+def fields(name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool) -> Iterator[Declared]:
     """The fields of a dataclass and of those that it is made from."""
     found = classes.get(name)
     if found is None:
         notes.append(f"the options of {name} are declared elsewhere: add those that you set")
         return
     for base in found.bases:
-        yield from _fields(_word(base), classes, notes, dashes=dashes)
+        yield from fields(_word(base), classes, notes, dashes=dashes)
     for node in found.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue

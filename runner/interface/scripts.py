@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
+from . import script_hydra
 from .script_declared import Declared, declared, text_of
 
 Role = Literal["value", "input", "output", "state", "resume"]
@@ -81,30 +82,33 @@ class Script:
     metrics: str | bool = False  # True: it appends to $RECIPE_METRICS; a text: the pattern of a line that it prints
     doc: str = ""
     notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of its command, before the options
 
 
-def read(source: str) -> Script:
-    """What a script says about itself.  Raises SyntaxError."""
+def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> Script:
+    """What a script says about itself; `config` finds the configuration of Hydra beside it.  Raises SyntaxError."""
     tree = ast.parse(source)
     notes: list[str] = []
     options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
-    named = [_of_declared(each) for each in declared(tree, notes)]
+    hydra = script_hydra.taken(tree, config, notes)
+    named = [_of_declared(each) for each in [*declared(tree, notes), *(hydra.options if hydra is not None else ())]]
     options += named
     use = _Use({option.name for option in options})
     use.aliases |= {option.name: (option.name, False) for option in named}  # parameters of a function
     use.visit(tree)
-    if not options:
-        how = "sys.argv" if "sys.argv" in source else next((word for word in ("fire", "hydra") if word in source), "")
+    if not options and hydra is None:
+        how = "sys.argv" if "sys.argv" in source else "fire" if "fire" in source else ""
         notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
     found = {option.name: _with_role(option, use) for option in options}  # the last of two with one name wins, as in argparse
     return Script(
         options=tuple(found.values()),
         imports=of_tree(tree).dotted,
-        reads=tuple(dict.fromkeys(use.texts_read)),
+        reads=tuple(dict.fromkeys([*use.texts_read, *([f"{hydra.folder}/"] if hydra is not None and hydra.folder else ())])),
         writes=tuple(dict.fromkeys(use.texts_written)),
         metrics="RECIPE_METRICS" in source or _printed(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
+        words=("hydra.run.dir=.",) if hydra is not None else (),
     )
 
 
@@ -209,6 +213,7 @@ class _Use(ast.NodeVisitor):
         self.names = names
         self.done: dict[str, _Touched] = {}
         self.aliases: dict[str, tuple[str, bool]] = {}
+        self.written: dict[str, ast.expr] = {}  # how the path that a name stands for is put together
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
 
@@ -218,6 +223,7 @@ class _Use(ast.NodeVisitor):
         for target in node.targets:
             if isinstance(target, ast.Name) and base is not None and not isinstance(base[0], ast.Constant):
                 self.aliases[target.id] = (str(base[0]), base[1])
+                self.written[target.id] = node.value
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -260,6 +266,7 @@ class _Use(ast.NodeVisitor):
         touched.written |= writes
         touched.folder |= below or word in _LISTERS or word in _MAKERS
         touched.model |= word == "from_pretrained"
+        place = self.written.get(place.id, place) if isinstance(place, ast.Name) else place
         if writes and below and (pattern := _pattern(place)):
             touched.patterns.append(pattern)
 
@@ -316,8 +323,9 @@ def _with_role(option: Option, use: _Use) -> Option:
     known = touched.read or touched.written
     if _RESUME.fullmatch(name):
         return replace(option, role="resume")
-    if _STATE.fullmatch(name) and (touched.written or (not known and folder)):
-        return replace(option, role="state", folder=True, pattern=next(iter(touched.patterns), ""))
+    saved = next((each for each in touched.patterns if _STATE.match(each)), "")
+    if saved or (_STATE.fullmatch(name) and (touched.written or (not known and folder))):
+        return replace(option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), ""))
     if touched.written or (not known and words & _OUTPUT_WORDS):
         return replace(option, role="output", folder=folder)
     if touched.model or (not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")):
@@ -368,7 +376,7 @@ def _as_pattern(parts: list[str | ast.expr]) -> tuple[str, list[str]]:
             continue
         called, label = _called(part).lower(), next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower()
         # `val_loss {val}` reports val_loss; `step {step} of {steps}` reports no `of`.
-        name = label if not called or called in label.split("_") or _MEASURE.search(label) else called
+        name = label if not called or called in label.split("_") or label in ("step", "epoch") or _MEASURE.search(label) else called
         if name and name not in names:
             names.append(name)
             number = r"\d+" if name in ("step", "epoch") else _NUMBER

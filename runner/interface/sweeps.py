@@ -7,7 +7,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..errors import Invalid, Problem, did_you_mean
@@ -18,8 +18,30 @@ from ..language.values import Tree
 
 MOST: Final = 1000
 """Combinations of one sweep."""
-_PATHS: Final = {"file", "dataset", "model"}
+_RANGE: Final = re.compile(r"\s*([-+.\deE]+?)\s*\.\.\s*([-+.\deE]+?)\s*(:log)?\s*")
+_TRIAL: Final = "[matrix.trial]"
 _GROUP: Final = re.compile(r"\(\?P<([A-Za-z_]\w*)>")
+
+
+class Range(NamedTuple):
+    """All numbers between two, both among them; `log`: as many below ten as above it, of 1 to 100."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+
+class Space(NamedTuple):
+    """Where trials are looked for: the inputs that differ, and what the others are."""
+
+    axes: Mapping[str, Range | Sequence[Tree]]
+    fixed: dict[str, object]
+
+    @property
+    def size(self) -> float:
+        """How many trials there are at most."""
+        return math.prod(_size(axis) for axis in self.axes.values())
 
 
 class Sweep(NamedTuple):
@@ -45,18 +67,13 @@ def drafted(
 
     With `draws` so many of the combinations, by chance; more of them, with the same seed, hold those of fewer.  Raises Invalid with every problem.
     """
-    problems: list[Problem] = []
-    axes: dict[str, list[Tree]] = {}
-    for name, value in given.items():
-        spec = recipe.inputs.get(name)
-        if spec is not None and spec.type != "secret" and (texts := _several(spec, value)) is not None:
-            axes[name] = _axis(spec, texts, problems)
-    fixed = {name: value for name, value in given.items() if name not in axes}
-    problems += _fixed_problems(recipe, fixed, axes, preset, origins)
-    if not axes and not problems:
-        problems.append(Problem("bad-input", "no input has several values", fix="separate them by commas: learning_rate=1e-4,3e-4"))
-    if metric is not None:
-        problems += _unreported(recipe, metric)
+    found, problems = _gathered(recipe, given, preset, origins, metric)
+    axes: dict[str, Sequence[Tree]] = {}
+    for name, axis in found.axes.items():
+        if isinstance(axis, Range):
+            problems.append(Problem("bad-input", f'"{name}" is a range, from which only a search takes values', fix="add --tpe 30, or write values"))
+        else:
+            axes[name] = axis
     count = math.prod(len(values) for values in axes.values())
     if count > MOST:
         product = " × ".join(f"{len(values):,}" for values in axes.values())
@@ -67,10 +84,94 @@ def drafted(
     if draws is not None:
         random.Random(seed).shuffle(chosen)  # noqa: S311 - which are tried, not a secret
         chosen = chosen[:draws]
-    values, _ = inputs.tried(recipe, {**fixed, **{name: of[0] for name, of in axes.items()}}, preset=preset)
+    one = ", ".join(f"matrix.{each}" for each in axes)
+    when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
+    handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
+    return Sweep(_text(recipe, uses, axes, handed, found.fixed, preset, when), found.fixed, len(chosen))
+
+
+def space(
+    recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = inputs.NOWHERE, metric: str
+) -> Space:
+    """Where a search looks for the best of `metric`.  Raises Invalid with every problem."""
+    found, problems = _gathered(recipe, given, preset, origins, metric)
+    if problems:
+        raise Invalid(problems)
+    return found
+
+
+def searched(recipe: Recipe, uses: str, where: Space, points: Sequence[Sequence[Tree]], preset: str | None) -> str:
+    """The recipe of a search: an instance for each trial, whose values are in the order of the axes."""
+    handed = {name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}" for n, name in enumerate(where.axes)}
+    return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
+
+
+def trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
+    """The trials that a recipe of a search has, as `searched` wrote it."""
+    (step,) = _mapping(_mapping(written)["steps"]).values()
+    handed = _mapping(_mapping(step)["with"])
+    columns = [json.loads(str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}")) for name in axes]
+    return [list(point) for point in zip(*columns, strict=True)]
+
+
+def _gathered(
+    recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str], metric: str | None
+) -> tuple[Space, list[Problem]]:
+    """The axes of what is given and the values of the other inputs, and every problem."""
+    problems: list[Problem] = []
+    axes: dict[str, Range | Sequence[Tree]] = {}
+    for name, value in given.items():
+        spec = recipe.inputs.get(name)
+        if spec is None or spec.type == "secret":
+            continue
+        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
+            axes[name] = _range(spec, value, problems)
+        elif (texts := _several(spec, value)) is not None:
+            axes[name] = _axis(spec, texts, problems)
+    fixed = {name: value for name, value in given.items() if name not in axes}
+    one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
+    values, wrong = inputs.tried(recipe, {**fixed, **one}, preset=preset, origins=origins)
+    problems += [problem for problem in wrong if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)]
+    if not axes and not problems:
+        problems.append(Problem("bad-input", "no input has several values", fix="separate them by commas: learning_rate=1e-4,3e-4"))
+    if metric is not None:
+        problems += _unreported(recipe, metric)
     whole = {name.partition(".")[0] for name in fixed if "." in name}
-    fixed = {name: value for name, value in fixed.items() if "." not in name} | {name: values[name] for name in whole}
-    return Sweep(_text(recipe, uses, axes, fixed, preset, chosen if len(chosen) < count else None), fixed, len(chosen))
+    if not problems:
+        fixed = {name: value for name, value in fixed.items() if "." not in name} | {name: values[name] for name in whole}
+    return Space(axes, fixed), problems
+
+
+def _size(axis: Range | Sequence[Tree]) -> float:
+    if not isinstance(axis, Range):
+        return len(axis)
+    return axis.high - axis.low + 1 if axis.whole else math.inf
+
+
+def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[Tree]:
+    """The range that a text gives; what is wrong with it is added to the problems."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        problems.append(
+            Problem("bad-input", f'"{spec.name}" has no range that can be read: "{text}"', fix=f"write {spec.name}=LOW..HIGH or LOW..HIGH:log")
+        )
+        return [None]
+    ends: list[float] = []
+    for each in match.group(1, 2):
+        try:
+            ends.append(float(str(inputs.converted(spec, each))))
+        except inputs.Wrong as wrong:
+            problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
+    if len(ends) < 2:
+        return [None]
+    low, high = ends
+    if low >= high:
+        problems.append(
+            Problem("bad-input", f'"{spec.name}" has an empty range: {low:g} is not below {high:g}', fix=f"write {spec.name}={high:g}..{low:g}")
+        )
+    elif match[3] and low <= 0:
+        problems.append(Problem("bad-input", f'"{spec.name}" has no logarithmic range from {low:g}', fix="begin above 0, or leave `:log` away"))
+    return Range(low, high, match[3] is not None, spec.type == "integer")
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
@@ -114,14 +215,6 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     return found or [None]
 
 
-def _fixed_problems(
-    recipe: Recipe, fixed: Mapping[str, object], axes: Mapping[str, Sequence[Tree]], preset: str | None, origins: Mapping[str, str]
-) -> list[Problem]:
-    """What is wrong with the values that do not differ; an axis stands for whatever it holds."""
-    _, problems = inputs.tried(recipe, {**fixed, **{name: values[0] for name, values in axes.items()}}, preset=preset, origins=origins)
-    return [problem for problem in problems if not any(f'"{name}"' in problem.message and problem.where is None for name in axes)]
-
-
 def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
     """That no step can report a metric, as far as the recipe says which it reports."""
     if any(step.uses is not None for step in recipe.steps.values()):
@@ -140,10 +233,11 @@ def _unreported(recipe: Recipe, metric: str) -> list[Problem]:
 def _text(
     recipe: Recipe,
     uses: str,
-    axes: Mapping[str, Sequence[Tree]],
+    matrix: Mapping[str, Sequence[Tree]],
+    differ: Mapping[str, str],
     fixed: Mapping[str, object],
     preset: str | None,
-    chosen: Sequence[Sequence[Tree]] | None,
+    when: str,
 ) -> str:
     """The recipe of a sweep; what is handed on are inputs of its own, so that paths and secrets stay what they are."""
     name, _, version = recipe.id.partition("@")
@@ -151,22 +245,21 @@ def _text(
     specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
     own = {each: {key: value for key, value in specs[each].items() if key not in ("default", "required")} for each in fixed}
     own |= {spec.name: dict(specs[spec.name]) for spec in recipe.inputs.values() if spec.type == "secret"}
-    handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | {each: f"{{{{ matrix.{each} }}}}" for each in axes}
+    handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | dict(differ)
     lines = [
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
         f"recipe: {name}-sweep@{version}",
-        f"summary: A sweep over {', '.join(axes)} of {recipe.id}",
+        f"summary: A sweep over {', '.join(differ)} of {recipe.id}",
         *([f"inputs: {json.dumps(own)}"] if own else []),
         *([f"presets: {json.dumps({each: {} for each in split(preset)})}"] if preset else []),
         "steps:",
         f"  {name}:",
         f"    uses: {json.dumps(uses)}",
-        f"    matrix: {json.dumps(axes)}",
+        f"    matrix: {json.dumps(matrix)}",
         f"    with: {json.dumps(handed)}",
     ]
-    if chosen is not None:
-        one = ", ".join(f"matrix.{each}" for each in axes)
-        lines.append(f"    when: {json.dumps(f'{{{{ [{one}] in {_expression(chosen)} }}}}')}")
+    if when:
+        lines.append(f"    when: {json.dumps(when)}")
     if recipe.outputs:
         lines.append(f"outputs: {json.dumps({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}")
     if "cost" in (limits := _mapping(written.get("limits"))):

@@ -30,7 +30,7 @@ class State(StrEnum):
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
-    SKIPPED = "SKIPPED"  # its `when` is false, or it mentions a step whose `when` is
+    SKIPPED = "SKIPPED"  # its `when` is false, or it was stopped early; or it mentions such a step
     BLOCKED = "BLOCKED"  # something it needs failed
     CANCELLED = "CANCELLED"
 
@@ -41,7 +41,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     _S.WAITING: frozenset({_S.READY, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}),
     _S.READY: frozenset({_S.FRESH, _S.QUEUED, _S.SKIPPED, _S.WAITING, _S.CANCELLED}),  # WAITING: what it needs is made again
     _S.QUEUED: frozenset({_S.RUNNING, _S.READY, _S.WAITING, _S.CANCELLED}),  # READY: another run or step made it
-    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED}),  # QUEUED: retry, lost, pause, busy, orphaned
+    _S.RUNNING: frozenset({_S.DONE, _S.FAILED, _S.QUEUED, _S.CANCELLED, _S.SKIPPED}),  # QUEUED: retry, lost, pause, busy, orphaned; SKIPPED: early
     _S.FRESH: frozenset({_S.QUEUED}),  # bytes gone
     _S.DONE: frozenset({_S.QUEUED}),  # bytes gone
     _S.FAILED: frozenset(),
@@ -58,6 +58,7 @@ RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCEL
 _VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # why an attempt ended that the run's own limits stopped: another try has no time either
+EARLY = "stopped early"  # why an attempt ended that others had left behind: what mentions the step is skipped with it
 BUSY = "busy"  # why an attempt never began for which there seemed to be room
 ORPHANED = "orphaned"  # its worker is gone: another looks for the attempt, and takes it up or begins anew
 _FREE = frozenset({"stopped", BUSY, ORPHANED})  # ends that cost nothing of a step's budgets
@@ -265,6 +266,8 @@ class Scheduler:
             after = _S.DONE
         elif self._cancelling:
             after = _S.CANCELLED
+        elif outcome.reason == EARLY:
+            after = _S.SKIPPED
         elif outcome.reason == "stopped":
             after = _S.QUEUED if self._pausing else _S.CANCELLED if self._draining else _S.FAILED
         elif outcome.reason in (BUSY, ORPHANED):

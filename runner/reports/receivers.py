@@ -77,7 +77,7 @@ class Receivers:
             return [self._environ.get("INTERNAL_API_KEY", "").strip()]
         job = run.data.get("job") if run is not None else None
         sealed = job.get("token") if isinstance(job, dict) else None
-        return [unseal(sealed, TOKEN, self._environ) if sealed else self._environ.get("JOB_TOKEN", "").strip()]
+        return [unseal(sealed, TOKEN, self._environ) if sealed else (self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()]
 
     def _notified(self, letter: Waiting, name: str) -> Answer:
         """Told by chat or mail."""

@@ -14,6 +14,7 @@ from ..errors import CannotRun
 VARIABLE: Final = "RECIPE_KEY_FILE"
 LEAST: Final = 32
 """Bytes of a key file."""
+HOW: Final = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
 _MARK: Final = "aesgcm:"
 _NONCE: Final = 12
 
@@ -52,13 +53,12 @@ def without(value: object) -> object:
 
 def _key(environ: Mapping[str, str]) -> bytes:
     name = environ.get(VARIABLE, "")
-    fix = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
     if not name:
-        raise CannotRun("a secret that is sent again cannot be stored without a key", fix=fix)
+        raise CannotRun("a secret that is sent again cannot be stored without a key", fix=HOW)
     try:
         data = Path(name).read_bytes()
     except OSError as error:
-        raise CannotRun(f"{VARIABLE}: {error.strerror}", fix=fix) from error
+        raise CannotRun(f"{VARIABLE}: {error.strerror}", fix=HOW) from error
     if len(data) < LEAST:
-        raise CannotRun(f"{VARIABLE} names a file of less than {LEAST} bytes", fix=fix)
+        raise CannotRun(f"{VARIABLE} names a file of less than {LEAST} bytes", fix=HOW)
     return hashlib.sha256(data).digest()

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
+from ..interface import views
 from ..storage.files import Content
 from ..storage.workspace import Workspace
 from . import ranged
@@ -17,7 +18,6 @@ from .runs import OutputView, outputs
 
 router = APIRouter(prefix="/v1/runs/{run}/artifacts", tags=["runs"])
 
-MOST: Final = 1000
 _BYTES: Final = "application/octet-stream"
 
 
@@ -28,7 +28,7 @@ class FileView(BaseModel):
 
 class ArtifactView(OutputView):
     stored: bool = Field(description="Whether its bytes are here.")
-    files: list[FileView] = Field(description=f"Of a folder: its files, the first {MOST}.")
+    files: list[FileView] = Field(description=f"Of a folder: its files, the first {views.FILES} after `after`, sorted.")
 
 
 class ArtifactList(BaseModel):
@@ -36,20 +36,19 @@ class ArtifactList(BaseModel):
 
 
 @router.get("", dependencies=READ_RUN, summary="The outputs of the steps of a run")
-def artifacts(run: str, room: InRoom) -> ArtifactList:
+def artifacts(
+    run: str,
+    room: InRoom,
+    name: Annotated[str, Query(max_length=400, description="Only this output.")] = "",
+    after: Annotated[str, Query(max_length=4096, description="Only files whose paths are greater: the next page of a folder.")] = "",
+) -> ArtifactList:
     with room.reading() as ws:
-        found = []
-        for each in outputs(ws, run_of(ws, run)):
-            stored = ws.objects.has(Content(each.content))
-            entries = ws.objects.entries(Content(each.content)) if stored and each.folder else ()
-            files = [FileView(path=entry.path, bytes=entry.size) for entry in entries if entry.kind in "fx"]
-            size = sum(file.bytes for file in files) if stored and each.folder else each.bytes
-            found.append(ArtifactView(**{**each.model_dump(), "bytes": size}, stored=stored, files=files[:MOST]))
-        return ArtifactList(artifacts=found)
+        found = views.artifacts(ws, run_of(ws, run), name, after)
+        return ArtifactList(artifacts=[ArtifactView.model_validate(each) for each in found])
 
 
 @router.get(
-    "/{name}", dependencies=READ_RUN, summary="The bytes of an output, or of a file in one that is a folder", response_class=Response,
+    "/{name:path}", dependencies=READ_RUN, summary="The bytes of an output, or of a file in one that is a folder", response_class=Response,
     responses={200: {"content": {_BYTES: {"schema": {"type": "string", "format": "binary"}}}}, 206: {"content": {_BYTES: {}}}},
 )  # fmt: skip
 def artifact(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from ..interface import pod
 from ..language.recipe import Recipe
 from ..reports.receivers import TOKEN
 from ..reports.sealing import seal
@@ -31,6 +33,9 @@ _STATUS: Final = cast("dict[str, Status]", STATUS)
 _KEY: Final = "job:"
 _ID: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _LISTED: Final = 1000
+_NO: Final = ("0", "false", "no", "off")
+_FULL: Final = "no"
+"""The `precision` of the library's trainers that is no mixed one."""
 
 
 def _either(*names: str) -> AliasChoices:
@@ -49,6 +54,16 @@ class Execute(BaseModel):
     dataset_url: str = Field(default="", max_length=4000, validation_alias=_either("dataset_url", "datasetUrl"))
     config: dict[str, Any] = Field(default={}, description="Values of the recipe's inputs.")
     job_token: str = Field(default="", max_length=4000, validation_alias=_either("job_token", "jobToken"))
+
+
+class Resume(BaseModel):
+    """Where a job goes on: without a path from its newest checkpoint."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    checkpoint_path: str = Field(
+        default="", max_length=4000, validation_alias=_either("checkpoint_path", "checkpointPath"), description="One of the job's own checkpoints."
+    )
 
 
 class Accepted(BaseModel):
@@ -80,23 +95,38 @@ class Gpu(BaseModel):
 
 @router.post("/execute", status_code=202, dependencies=OPERATE, summary="Store a job; the same one again is the same job")
 def execute(asked: Execute, room: InRoom, response: Response) -> Accepted:
+    return _store(asked, room, response, "local")
+
+
+@router.post("/deploy/runpod", status_code=202, dependencies=OPERATE, summary="Store a job for a pod of RunPod")
+def deploy(asked: Execute, room: InRoom, response: Response) -> Accepted:
+    return _store(asked, room, response, "runpod")
+
+
+def _store(asked: Execute, room: Room, response: Response, driver: str) -> Accepted:
     recipe = recipes.read(recipes.meant(room.root, room.environ, asked.recipe))
     inputs = dict(asked.config)
-    for value, kinds, field in ((asked.model_name, ("model",), "model_name"), (asked.dataset_url, ("dataset", "file"), "dataset_url")):
+    for value, kinds, field in ((asked.model_name, pod.MODEL, "model_name"), (asked.dataset_url, pod.DATASET, "dataset_url")):
         if value:
             inputs[_input(recipe, kinds, field)] = value
-    new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id)
+    spec = recipe.inputs.get("precision")
+    choices = spec.limits.get("choices") if spec is not None else None
+    if room.environ.get("ENABLE_MIXED_PRECISION", "").lower() in _NO and isinstance(choices, list) and _FULL in choices:
+        inputs.setdefault("precision", _FULL)
+    new = NewRun(recipe=asked.recipe, inputs=inputs, user=asked.user_id, driver=driver)
     job = {"id": asked.job_id, "user": asked.user_id, "model": asked.model_name}
     if asked.job_token and any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")):
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
-    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", job)
+    folder = room.environ.get("OUTPUT_DIR", "")
+    out = room.root / Path(folder).expanduser() / asked.job_id if folder else None
+    view = runs.store(new, room, response, f"{_KEY}{asked.job_id}", job, out)
     response.status_code = 202
     return Accepted(job_id=asked.job_id, status=_STATUS[view.state])
 
 
 def _input(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
     """The first input of a recipe that takes what a field names.  Raises Refused."""
-    found = next((spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None)
+    found = pod.first_input(recipe, kinds)
     if found is None:
         raise Refused(422, "invalid", f"the recipe {recipe.id} has no input for {field}", "leave it out, or give its inputs as `config`")
     return found
@@ -114,8 +144,8 @@ def jobs(room: InRoom) -> JobList:
 def status(job_id: str, room: InRoom) -> JobView:
     with room.reading() as ws:
         row = _row(ws, job_id)
-        (view,) = runs.viewed(ws, [row])
-        progress = runs.detailed(ws, row, view).progress
+        view = runs.detailed(ws, row)
+        progress = view.progress
         failed = row.state in ("FAILED", "CANCELLED")
         return JobView(
             job_id=job_id,
@@ -142,10 +172,33 @@ def cancel(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Acce
     return _now(room, job_id)
 
 
-@router.post("/resume/{job_id}", status_code=202, dependencies=OPERATE, summary="Resume a job from its newest checkpoint")
-def resume(job_id: str, room: InRoom, _body: runs.Nothing | None = None) -> Accepted:
-    runs.resume(_run(room, job_id), runs.Nothing(), room)
+@router.post("/resume/{job_id}", status_code=202, dependencies=OPERATE, summary="Resume a job from its newest checkpoint, or from one of its own")
+def resume(job_id: str, room: InRoom, asked: Resume | None = None) -> Accepted:
+    run = _run(room, job_id)
+    if asked is not None and asked.checkpoint_path:
+        _go_back(room, run, asked.checkpoint_path)
+    runs.resume(run, runs.Nothing(), room)
     return _now(room, job_id)
+
+
+def _go_back(room: Room, run: str, path: str) -> None:
+    """Have a paused run go on from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
+    from ..execution.session import look
+    from ..execution.terms import request_of_run
+    from ..survey import kept_state
+
+    with room.working() as ws:
+        row = ws.store.runs.get(run)
+        request = request_of_run(row)
+        if row.state != "PAUSED" or request is None or row.bundle:
+            raise Refused(409, "not-paused", "only a job that is PAUSED, in the server's own workspace, goes back to a checkpoint", "pause it first")
+        found = look(ws, request)
+        states = kept_state.kept(ws, found, found.todo)
+        named = [(state, each) for state in states for each in state.checkpoints if f"{each.path}".endswith(f"/{path.strip('/')}")]
+        if len(named) != 1:
+            there = ", ".join(each.path.name for state in states for each in state.checkpoints)
+            raise Refused(422, "no-such-checkpoint", "checkpoint_path is none of the job's own checkpoints", there and f"there are {there}")
+        kept_state.go_back(ws, named[0][0], named[0][1].number)
 
 
 @router.get(

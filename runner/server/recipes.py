@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import Invalid, NotFound, Problem, did_you_mean
+from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..language import library
 from ..language.inputs import kind_of
 from ..language.library import Entry
@@ -25,6 +25,8 @@ from .room import READ, InRoom, Room
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
 _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
+ROOTS: Final = ("DATA_DIR", "MODELS_DIR")
+"""Variables that name a folder as `roots` under [data] does."""
 _ADDRESSES: Final = ("file", "dataset", "model")
 _LIMITS: Final = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
@@ -131,10 +133,13 @@ def bound(room: Room, each: Offered, asked: Asked) -> None:
     recipe = read(each)
     values, problems = inputs.tried(recipe, asked.inputs, preset=asked.preset)
     lists = load(room.root, room.environ).lists
-    roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in lists.get("data.roots", ())]
+    named = [*lists.get("data.roots", ()), *(room.environ[each] for each in ROOTS if room.environ.get(each))]
+    roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in named]
     reach = Reach(lists.get("data.allow", ()))
     for name, address in _addresses(recipe, {name: value for name, value in values.items() if name in asked.inputs}):
         kind = kind_of(address)
+        if address.startswith("pack:") and _packed(room, name, address, problems):
+            continue
         if kind == "path" and not _below(os.path.realpath(room.root / Path(address).expanduser()), roots):
             fix = "give an address: hf:// s3:// gs:// https://; `roots` under [data] in recipe.toml allows paths"
             problems.append(Problem("path-not-allowed", f'"{name}" is a path, and not below a folder that this server reads', None, fix))
@@ -143,6 +148,19 @@ def bound(room: Room, each: Offered, asked: Asked) -> None:
             problems.append(Problem("address-not-allowed", f'"{name}" is an address of a host or bucket that this server does not read', None, fix))
     if problems:
         raise Invalid(problems)
+
+
+def _packed(room: Room, name: str, address: str, problems: list[Problem]) -> bool:
+    """Whether an input names what the shared store has; where the store does not have it, that is a problem."""
+    from ..survey import bundles
+
+    with room.working() as ws:
+        try:
+            ws.share(None)
+            return bundles.in_store(ws, address) is not None
+        except CannotRun as error:
+            problems.append(Problem("no-such-pack", f'"{name}": {error}', None, error.fix))
+            return True
 
 
 def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -213,12 +231,15 @@ def recipe(name: str, room: InRoom) -> RecipeView:
 def plan(asked: Asked, room: InRoom) -> PlanView:
     from ..advice import estimates
     from ..execution.session import look
+    from ..survey import bundles
     from ..survey.survey import Request
 
     each = meant(room.root, room.environ, asked.recipe)
     bound(room, each, asked)
     with room.working() as ws:
-        found = look(ws, Request(each.word, asked.inputs, asked.preset))
+        ws.share(None)
+        ws.reach = Reach(ws.config.lists.get("data.allow", ()))
+        found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
         expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
         reckoned = estimates.of_plan(ws, found.plan, found.todo)
         steps = []

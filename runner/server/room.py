@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -111,11 +110,6 @@ def _number(value: object) -> object:
 
 Whole = Annotated[int, Strict(False), BeforeValidator(_number)]
 """A whole number in a request, also one that is written as 1.0."""
-
-
-def moment(at: float | None) -> str | None:
-    """A time as RFC 3339 writes it."""
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def run_of(ws: Workspace, id: str) -> RunRow:

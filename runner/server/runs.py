@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
@@ -13,20 +13,20 @@ from ..errors import NotFound, did_you_mean
 from ..execution.queue import Ticket, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
-from ..planning.ids import bare, stored
-from ..planning.schedule import Move, word
+from ..interface import views
+from ..interface.views import RunData
+from ..planning.ids import stored
+from ..planning.schedule import Move
 from ..reports.addresses import public_place
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
-from ..storage.ledger import Ledger, of_user
-from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow, Wanted
+from ..storage.runs import FINAL, Event, RunRow, Wanted
 from ..storage.workspace import Workspace
-from ..survey import run_graph
 from ..survey.survey import Request
 from . import recipes
 from .answers import Refused, plain, plain_value
 from .recipes import Asked
-from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, moment, run_of
+from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, run_of
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -35,8 +35,6 @@ MOST: Final = 200
 """Runs of one page."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
-_HIDDEN: Final = ("log", "metrics", "env_files", "secrets", "offered", "generation")
-"""What events hold for workers alone."""
 
 
 class Hook(BaseModel):
@@ -200,8 +198,8 @@ def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
     return {"url": hook.url, "events": hook.events, **sealed}
 
 
-def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[str, object] | None = None) -> RunView:
-    """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings."""
+def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[str, object] | None = None, out: Path | None = None) -> RunView:
+    """Check a request and store its run; `job` is a platform's, which hears of it beside the receivers of the settings.  `out`: where results go."""
     from .. import extensions
 
     each = recipes.meant(room.root, room.environ, asked.recipe)
@@ -214,8 +212,9 @@ def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.
-        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), told, here=ws.share(None) is None)
-        request = Request(each.word, asked.inputs, asked.preset)
+        reach = ws.config.lists.get("data.allow", ())
+        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), told, reach, here=ws.share(None) is None)
+        request = Request(each.word, asked.inputs, asked.preset, out)
         run = submit(ws, request, Choice(), Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)), ticket).id
         response.status_code = 201 if run == ticket.run else 200
         return viewed(ws, [ws.store.runs.get(run)])[0]
@@ -242,135 +241,35 @@ def runs(
 @router.get("/runs/{run}", dependencies=READ_RUN, summary="One run with its steps and outputs")
 def one(run: str, room: InRoom) -> RunDetail:
     with room.reading() as ws:
-        row = run_of(ws, run)
-        (view,) = viewed(ws, [row])
-        return detailed(ws, row, view)
+        return detailed(ws, run_of(ws, run))
 
 
 def viewed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
     """Runs as the API shows them."""
-    open_runs = [row.id for row in rows if row.state not in FINAL]
-    tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
-    found = []
-    for row in rows:
-        asked, labels = row.data.get("asked"), row.data.get("labels")
-        asked = asked if isinstance(asked, dict) else {}
-        begun = "ACTIVE" if row.state == "QUEUED" and row.fence and row.claim else row.state
-        live = begun == "ACTIVE" and ws.store.runs.live(row.id)
-        leases = _leases(ws, row.id) if begun == "ACTIVE" else ()
-        phases = [*tallies.get(row.id, {}), ("WAITING", "")]
-        found.append(
-            RunView.model_validate(
-                {
-                    "id": row.id,
-                    "recipe": row.recipe,
-                    "state": row.state,
-                    "word": word(begun, reason=row.reason, steps=phases, leases={lease.state for lease in leases}, claimed=live),
-                    "reason": plain(row.reason, ws.root),
-                    "request": row.request,
-                    "user": row.user,
-                    "labels": labels if isinstance(labels, dict) else {},
-                    "priority": row.priority,
-                    "driver": settings_of_run(row).driver,
-                    "preset": asked.get("preset"),
-                    "inputs": plain_value(row.inputs, ws.root),
-                    "created": moment(row.created),
-                    "not_before": moment(row.due) if row.due is not None and row.due > row.created + 1 else None,
-                    "ended": moment(row.ended),
-                }
-            )
-        )
-    return found
+    return [RunView.model_validate(_without_folders(ws, each)) for each in views.listed(ws, rows)]
 
 
-def detailed(ws: Workspace, row: RunRow, view: RunView) -> RunDetail:
+def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     """A run with all that is known of it."""
-    steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
-    tries: dict[str, int] = {}
-    for attempt in ws.store.runs.attempts(row.id):
-        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
-    shown = [
-        StepView(id=id, state=step.state, reason=plain(step.reason, ws.root), attempts=tries.get(id, 0), host=hosts.get((row.id, id), ""))
-        for id, step in steps.items()
-    ]
-    leases = _leases(ws, row.id)
-    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
-    instances = [Instance(provider=lease.driver, key=lease.key, state=lease.state, usd_an_hour=lease.price) for lease in leases]
-    progress = _progress(ws, row, {id: step.state for id, step in steps.items()})
-    price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
-    return RunDetail(
-        **view.model_dump(),
-        seq=row.next_event - 1,
-        progress=progress,
-        provider=settings_of_run(row).driver,
-        instances=instances,
-        estimate=Estimate(seconds=progress.eta, cost=price * progress.eta / 3600 if progress.eta is not None else None),
-        cost=cost,
-        steps=shown,
-        graph=_graph(ws, row.id),
-        outputs=outputs(ws, row),
-    )
+    found = views.detail(ws, row)
+    for step in found["steps"]:
+        step["reason"] = plain(step["reason"], ws.root)
+    return RunDetail.model_validate(_without_folders(ws, found))
 
 
-def _graph(ws: Workspace, run: str) -> list[GraphStep]:
-    graph = run_graph.recall(ws, run)
-    if graph is None:
-        return []
-    fresh = Counter(bare(id) for id in graph.fresh)
-    return [GraphStep(step=step, needs=list(needs), instances=graph.instances[step], fresh=fresh[step]) for step, needs in graph.needs.items()]
-
-
-def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Progress:
-    """How many steps are over, and how long the others took before."""
-    graph = run_graph.recall(ws, row.id)
-    fresh = row.data.get("fresh")
-    over = sum(state in STEP_FINAL for state in states.values()) + (len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0)
-    total = max(sum(graph.instances.values()), over) if graph is not None else over if row.state in FINAL else None
-    if row.state in FINAL:
-        return Progress(step=over, total=total, percent=100.0 if row.state == "COMPLETED" else _percent(over, total), eta=0.0)
-    waiting = [id for id, state in states.items() if state not in STEP_FINAL]
-    expected = ws.store.index.expected(row.recipe, waiting)
-    known = all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
-    return Progress(step=over, total=total, percent=_percent(over, total), eta=sum(expected.values()) if known else None)
-
-
-def _percent(over: int, total: int | None) -> float | None:
-    return round(100 * over / total, 1) if total else None
+def _without_folders(ws: Workspace, found: RunData) -> Mapping[str, object]:
+    return {**found, "reason": plain(found["reason"], ws.root), "inputs": plain_value(found["inputs"], ws.root)}
 
 
 def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:
     """What the steps of a run made, or found made, by STEP.OUTPUT."""
-    made = made_by(ws, row)
-    traces = ws.store.index.traces(list(made.values()))
-    contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
-    tiny = ws.store.index.tiny(list(contents.values()))
-    found = []
-    for name, content in sorted(contents.items()):
-        seal = ws.store.index.seal(content) if content not in tiny else None
-        size = len(tiny[content]) if content in tiny else seal.size if seal is not None else None
-        found.append(OutputView(name=name, content=content, bytes=size, folder=content[0] == "t"))
-    return found
-
-
-def made_by(ws: Workspace, row: RunRow) -> dict[str, str]:
-    """The keys of the results of a run, by step."""
-    graph = run_graph.recall(ws, row.id)
-    keys = dict(graph.fresh) if graph is not None else {}
-    return keys | {attempt.step: attempt.key for attempt in ws.store.runs.attempts(row.id) if attempt.outcome == "done" and attempt.key}
-
-
-def _leases(ws: Workspace, run: str) -> list[Any]:
-    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        return ledger.of_run(run)
+    return [OutputView.model_validate(each) for each in views.outputs(ws, row)]
 
 
 def shown(ws: Workspace, event: Event) -> EventView:
     """An event as the API shows it."""
-    data = {name: value for name, value in event.data.items() if name not in _HIDDEN}
-    return EventView.model_validate(
-        event._asdict() | {"at": moment(event.at), "reason": plain(event.reason, ws.root), "data": plain_value(data, ws.root)}
-    )
+    found = views.event(event)
+    return EventView.model_validate({**found, "reason": plain(event.reason, ws.root), "data": plain_value(found["data"], ws.root)})
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------------------------------------
@@ -455,8 +354,10 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
         if request is None:
             raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
         choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
-        labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _told(row), here=ws.share(None) is None)
+        labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
+        ticket = Ticket(
+            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _told(row), reach, here=ws.share(None) is None
+        )
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
 
 

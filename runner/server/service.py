@@ -16,12 +16,13 @@ from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts import offering
 from ..interface.cli import costs, offers
 from ..interface.cli.parser import filters
+from ..interface.views import moment
 from ..planning.schedule import word
 from ..storage.ledger import Ledger, of_user
 from ..storage.runs import Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
-from .room import ADMIN, READ, InRoom, Moment, moment, run_of
+from .room import ADMIN, READ, InRoom, Moment, run_of
 from .streams import pulse_of
 from .tokens import Scope, Token
 

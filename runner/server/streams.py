@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
@@ -16,12 +15,9 @@ from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun
 from ..interface.logs import Part, Tail, kept, unmaskable
+from ..interface.reported import reported
 from ..planning.ids import names
-from ..secrets import Masker
-from ..storage import metrics
 from ..storage.workspace import Workspace
-from ..survey import rows, samples
-from ..survey.results import Point, points
 from . import ranged
 from .answers import Refused
 from .pulse import LOOK, Beat, Pulse
@@ -138,7 +134,7 @@ async def logs(
     range: Annotated[str, Header(max_length=100)] = "",
 ) -> Response:
     pulse = pulse_of(request)
-    beat = await pulse.beat(run)
+    beat = await pulse.now(run)
     part = chosen(beat, step, attempt)
     if part is None and (not follow or beat.over):
         raise Refused(404, "no-log", "no such step of the run has begun", f"GET /v1/runs/{run} lists its steps")
@@ -230,37 +226,9 @@ def measured(
 ) -> Response:
     with room.reading() as ws:
         row = run_of(ws, run)
-        ended = {(each.step, each.n): each for each in ws.store.runs.attempts(row.id)}
         lines = []
-        for part in _attempts(ws, row.id):
-            if (step and step not in names(part.step)) or attempt not in (0, part.number):
-                continue
-            known = ended.get((part.step, part.number))
-            if of == "machine":
-                seen = samples.beside(part.raw)
-                told: Sequence[Point] = samples.kept(ws, known) if known is not None else rows.so_far(ws, row.id, part.step, part.number, seen)
-            else:
-                told = (points(ws, known) or ()) if known is not None else _live(ws, row.id, part)
+        for part, told in reported(ws, row.id, step, attempt, of):
             for n, point in enumerate(told, 1):
                 if n > after and (n - after - 1) % every == 0:
                     lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
         return Response("".join(f"{line}\n" for line in lines), media_type=_LINES)
-
-
-def _attempts(ws: Workspace, run: str) -> Sequence[Part]:
-    from ..interface.logs import parts
-
-    return parts(ws.store.runs.events(run))
-
-
-def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
-    """What an attempt has reported that is under way; nothing where that cannot be masked."""
-    if rows.is_elsewhere(ws, run):
-        return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
-    if unmaskable(part, ws.root, ws.environ):
-        return ()
-    try:
-        data = Masker(part.known(ws.root, ws.environ)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
-    except (OSError, CannotRun):
-        return ()
-    return [point for line in data.splitlines() if (point := metrics.parse(line))]

@@ -59,6 +59,10 @@ class Bucket(Protocol):
         """The bytes of `marker`, None when there is none; raises Trouble when that is not all that is missing."""
         ...
 
+    def make(self) -> bool:
+        """Make the bucket or folder where there is none.  False: it was there."""
+        ...
+
     def head(self, name: str) -> Stat | None: ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:

@@ -45,8 +45,16 @@ class Kind(NamedTuple):
     tags: Mapping[str, str]  # files beside it -> what they say
     mode: int  # of the file
     variable: str  # names another folder or file
-    migrates: str  # the command that migrates an older one
+    migrates: str  # the command that migrates an older one; empty: it is small, and whoever only reads migrates a copy in memory
     without: str  # what it means to move a damaged one away
+
+
+def _copied(db: sqlite3.Connection) -> sqlite3.Connection:
+    """All of a database in memory; the connection to it is closed."""
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with contextlib.closing(db):
+        db.backup(copy)
+    return copy
 
 
 class Database:
@@ -87,8 +95,9 @@ class Database:
                 db = _connect(path, read_only=True)
             try:
                 if version < len(kind.migrations):
-                    if read_only:
+                    if read_only and kind.migrates:
                         raise Unusable(f"{path}: format {version} is older than this program's", fix=f"`{kind.migrates}` migrates it")
+                    db = _copied(db) if read_only else db
                     _migrate(db, kind)
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             except BaseException:

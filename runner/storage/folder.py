@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .bucket import COUNT, Crew, Stat, Trouble, Unreachable
-from .objects import SYNCED
+from .disk import SYNCED
 
 
 class Folder:
@@ -29,6 +29,15 @@ class Folder:
     def check(self, marker: str) -> bytes | None:
         self._demand()
         return self.read(marker)
+
+    def make(self) -> bool:
+        try:
+            os.makedirs(self.url)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            self._fail(error)
+        return True
 
     def head(self, name: str) -> Stat | None:
         try:

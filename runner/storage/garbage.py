@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..logs import Log
+from .disk import delete_whole
 from .files import Content
 from .index import Trace
 from .listings import forget_listings
-from .objects import Objects, delete_whole
+from .objects import Objects
 from .runs import FINAL
 from .store import Store
 
@@ -87,7 +88,7 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     store.index.forget(traces=plan.traces)
     store.runs.forget(plan.runs)
     sizes = {content: objects.size(content) for content in plan.objects}
-    gone = objects.remove_rows(plan.objects, before=plan.before)
+    gone = objects.tiny.forget(plan.objects, plan.before)
     gone |= {content for content in plan.objects if content not in gone and objects.remove(content, before=plan.before)}
     freed = sum(sizes[content] for content in gone)
     store.index.forget(objects=[content for content in plan.objects if not objects.has(content)], files=_vanished(store, workspace))

@@ -53,6 +53,12 @@ class Google:
             raise Trouble(f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself")
         return self.read(marker)
 
+    def make(self) -> bool:
+        if self._ask(lambda fs: fs._call("GET", "b/{}", self._bucket, json_out=True)) is not None:
+            return False
+        self._ask(lambda fs: fs._call("POST", "b", project=fs.project, json={"name": self._bucket}, json_out=True), missing=False)
+        return True
+
     def head(self, name: str) -> Stat | None:
         found = self._ask(lambda fs: fs._call("GET", "b/{}/o/{}", self._bucket, self._prefix + name, json_out=True))
         return None if found is None else Stat(name, int(found["size"]), _moment(found["updated"]))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, cast
 
 from .database import Data, Database, Row, mapping, text
 from .files import Content, FileRow
-from .objects import Seal
+from .seals import Seal
 
 
 class Made(NamedTuple):

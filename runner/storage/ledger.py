@@ -40,12 +40,16 @@ LEDGER: Final = Kind(
             "CREATE TABLE spending (lease TEXT, since REAL, till REAL, usd REAL, source TEXT, settled INTEGER, PRIMARY KEY (lease, source))"
             " WITHOUT ROWID",
         ),
+        (
+            "ALTER TABLE leases ADD COLUMN stack TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE leases ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
+        ),
     ),
     (),
     {},
     0o600,
     "RECIPE_LEDGER",
-    "recipe run",
+    "",
     "then look at your provider's console, and end there what nobody knows any more",
 )
 
@@ -68,6 +72,13 @@ class LeaseRow(NamedTuple):
     up: float | None = None
     gone: float | None = None
     reason: str = ""
+    stack: str = ""  # the stack that it was rented for
+    machine: str = ""  # its own key: a machine that is kept.  Another's: a use of that machine, from its start until it is stopped
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is a machine that outlives runs.  Its price is that of its disk, the rest is its uses'."""
+        return self.machine == self.key
 
 
 class Spent(NamedTuple):
@@ -112,46 +123,48 @@ class Ledger:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def ask(self, row: LeaseRow) -> None:
-        """Note that this lease is about to be asked for."""
-        values = (
-            *row[:4],
-            text(row.need),
-            row.holder,
-            "ASKED",
-            text(row.offer),
-            row.until,
-            row.price,
-            "{}",
-            row.asked or time.time(),
-            None,
-            None,
-            "",
-        )
+    def ask(self, *rows: LeaseRow) -> None:
+        """Note that these leases are about to be asked for, all or none."""
         with self._database.transaction() as db:
-            db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            for row in rows:
+                _insert(db, row._replace(state="ASKED", lease={}, asked=row.asked or time.time(), up=None, gone=None, reason=""))
 
     def move(self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = "") -> LeaseRow:
         """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
         if after not in MOVES[row.state]:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
+        with self._database.transaction() as db:
+            return self._moved(db, row, after, row.lease if lease is None else lease, reason)
+
+    def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
+        """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
+        now = time.time()
+        after = row._replace(key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason="")
+        with self._database.transaction() as db:
+            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine goes on running")
+            self._moved(db, releasing, "GONE", row.lease, "")
+            _insert(db, after)
+        return after
+
+    def _moved(self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str) -> LeaseRow:
         now = time.time()
         moved = row._replace(
             state=after,
-            lease=row.lease if lease is None else lease,
+            lease=lease,
             reason=reason or row.reason,
             up=now if after == "UP" else row.up,
             gone=now if after == "GONE" else row.gone,
         )
-        with self._database.transaction() as db:
-            cursor = db.execute(
-                "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
-                (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
-            )
-            if not cursor.rowcount:
-                raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
-            if row.price and moved.lease:
-                self._accrued(db, row, now, after == "GONE")
+        cursor = db.execute(
+            "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
+            (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
+        )
+        if not cursor.rowcount:
+            raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+        if row.price and moved.lease:
+            self._accrued(db, row, now, after == "GONE")
+        elif row.price and after == "GONE" and now >= row.until:  # it may have been there all its time, and ended itself before anyone looked
+            self._accrued(db, row, row.until, True)
         return moved
 
     def accrue(self, row: LeaseRow) -> None:
@@ -194,6 +207,11 @@ class Ledger:
         where = "WHERE state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key"
         return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (driver, driver))]  # noqa: S608
 
+    def row(self, key: str) -> LeaseRow:
+        """One lease, which is known to be there."""
+        (found,) = self._database.all("SELECT * FROM leases WHERE key = ?", (key,))
+        return _row(found)
+
     def states(self, driver: str) -> dict[str, State]:
         """The state of every lease that was ever asked of a driver, by its key."""
         rows = self._database.all("SELECT key, state FROM leases WHERE driver = ?", (driver,))
@@ -217,6 +235,11 @@ class Ledger:
     def since(self, moment: float) -> list[LeaseRow]:
         """All leases that were asked for since then, the oldest first."""
         return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE asked >= ? ORDER BY asked, key", (moment,))]
+
+
+def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
+    values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])
+    db.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
 
 
 def _row(row: Row) -> LeaseRow:

@@ -115,6 +115,8 @@ _FREE: Final = (
 """A run that may be claimed: of one whose jobs may go on where its worker was, other machines wait until their agent has ended them."""
 _COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
+LATELY: Final = 1.0
+"""Seconds for which a look at the holders of claims is believed by who takes runs."""
 Answer = TypeVar("Answer")
 
 
@@ -358,14 +360,22 @@ class PostgresRuns:
             " worked_in = %(workspace)s,"
             " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
             " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
-            " AND due IS NOT NULL AND due <= extract(epoch FROM now()) AND state IN ('QUEUED', 'ACTIVE')"
+            " AND due IS NOT NULL AND (due <= extract(epoch FROM now()) OR due <= created) AND state IN ('QUEUED', 'ACTIVE')"
             f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {_FREE}{below}"
             " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence"
         )
         values = {"who": who, "me": self._me, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
-        values |= {"labels": _pairs(dict(offer.labels)), **self._known(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+        values |= {"labels": _pairs(dict(offer.labels)), **self._lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+
+        tries = 0
 
         def claim(db: Connection[Row]) -> list[Row]:
+            nonlocal tries
+            tries += 1
+            if tries > 1:  # the reply to a claim may be what was lost
+                ours = "SELECT id, fence FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"
+                if found := db.execute(ours, (self._me, list(self._claims))).fetchall():
+                    return found
             if not offer.at_most:
                 return db.execute(statement.encode(), values).fetchall()
             with db.transaction():  # else two would count at once
@@ -373,10 +383,15 @@ class PostgresRuns:
                 return db.execute(statement.encode(), values).fetchall()
 
         rows = self._do(claim)
+        if not rows and values["dead"] != (values := values | self._known())["dead"]:
+            rows = self._do(claim)
         if not rows:
             return None
         self._keep(rows[0][0])
         return Submitted(rows[0][0], int(rows[0][1]))
+
+    def opened(self, run: str, address: str) -> None:
+        """Another machine may have to fetch it again, so it is kept until the run is over."""
 
     def release(self, run: str, fence: int) -> None:
         self._claims.discard(run)
@@ -404,10 +419,11 @@ class PostgresRuns:
         kept = [tuple(step) for step in steps]
         tried = [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts]
         fading = int(not any(map(is_progress, moves)))
-        if not self._all("SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''", (run, fence, self._me)):
-            raise Stale(f"run {run} is not ours any more")
-        with self._disk.transaction() as disk:
-            self._index.write(disk, changes)
+        if changes != NOTHING:
+            if not self._all("SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''", (run, fence, self._me)):
+                raise Stale(f"run {run} is not ours any more")
+            with self._disk.transaction() as disk:
+                self._index.write(disk, changes)
         crashpoint("group-written")
         tries = 0
 
@@ -437,6 +453,8 @@ class PostgresRuns:
                         " WHERE id = %s",
                         (*run_state, now if over else None, over, run),
                     )
+                    if over:
+                        db.execute("UPDATE runs SET data = (data::jsonb - 'opens')::text WHERE id = %s AND data LIKE '%%\"opens\":%%'", (run,))
                 if told := told_of(run, last - len(events) + 1, now, moves):
                     _post(db, run, self.reporter(told))
             return last
@@ -532,9 +550,18 @@ class PostgresRuns:
     def _dead(self) -> list[str]:
         """Those who hold claims, were processes of this machine and are no more."""
         rows = self._all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
-        return [holder for (holder,) in rows if not _lives(holder)]
+        dead = [holder for (holder,) in rows if not _lives(holder)]
+        _dead_at[self._url] = time.monotonic(), dead
+        return dead
+
+    def _lately(self) -> dict[str, object]:
+        """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
+        at, dead = _dead_at.get(self._url, (-LATELY, []))
+        return {"dead": dead, "machine": f"{_machine()} "} if time.monotonic() - at < LATELY else self._known()
 
 
+_dead_at: dict[str, tuple[float, list[str]]] = {}
+"""When the holders of claims were looked at last, by the address of the database, and which were dead."""
 _idle: dict[str, Connection[Row]] = {}
 """Connections that were closed, for who opens the same address next: a worker opens its workspace anew for each run."""
 
@@ -568,10 +595,10 @@ def _connected(url: str) -> Connection[Row]:
 
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
     """Bring the schema to the version of this program, in one transaction under a lock.  Raises Unusable."""
-    found = db.execute("SELECT to_regclass('recipe_schema') IS NOT NULL").fetchone()
-    version = 0
-    if found is not None and found[0]:
-        version = int((db.execute("SELECT max(version) FROM recipe_schema").fetchone() or (0,))[0])
+    try:
+        version = int((db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[0])
+    except psycopg.errors.UndefinedTable:
+        version = 0
     if version > len(_MIGRATIONS):
         raise Unusable(f"the database of runs has format {version}; this recipe knows {len(_MIGRATIONS)}", fix="update recipe on this machine")
     if version == len(_MIGRATIONS):

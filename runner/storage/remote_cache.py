@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     import threading
 
     from .index import Trace
-    from .objects import Objects, Seal
+    from .objects import Objects
     from .remotes import Found, Remote
+    from .seals import Seal
 
 PATIENCE: Final = 5.0
 """Seconds that one question of a plan may take."""
@@ -167,14 +168,14 @@ class RemoteCache:
                 except RecipeError as error:
                     brought.lost.add(content)
                     brought.failed = error
-            brought.seals = objects.changes()
+            brought.seals = objects.seals.changes()
             return brought
 
         return fetch
 
     def brought(self, brought: Brought) -> None:
         """Note what a fetch brought, and what it could not."""
-        self._ws.objects.learned(brought.seals)
+        self._ws.objects.seals.learned(brought.seals)
         self._there |= dict.fromkeys(brought.lost, False)
         self.notices += brought.trouble
         if brought.failed is not None:

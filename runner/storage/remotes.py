@@ -35,9 +35,9 @@ from ..errors import Corrupt, Infrastructure, Unusable
 from . import files
 from .bucket import crew, lock
 from .crash import crashpoint
+from .disk import delete
 from .files import Content, Entry
 from .index import Made, Trace
-from .objects import delete
 
 if TYPE_CHECKING:
     from .bucket import Bucket, Stat
@@ -211,7 +211,7 @@ class Remote:
     def fetch(self, content: Content, objects: Objects) -> int:
         """Bring a content into the local store, verified; answers its bytes.  Raises Gone when it is not there or not what its name says."""
         self.check()
-        temporary = objects.temporary()
+        temporary = objects.disk.temporary()
         before = self.received
         try:
             if content[0] == "t":

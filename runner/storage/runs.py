@@ -343,6 +343,10 @@ class Runs(Protocol):
         """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 
+    def opened(self, run: str, address: str) -> None:
+        """Forget what opens an address of a run, which was fetched: where no other machine can be asked to fetch it again."""
+        ...
+
     def release(self, run: str, fence: int) -> None:
         """Give the claim back; the run stays as it is."""
         ...
@@ -366,7 +370,8 @@ class Runs(Protocol):
 
         With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
 
-        `run_state` is the run's next (state, reason); a final one ends the run and its claim.  It must answer the request that is pending, if any:
+        `run_state` is the run's next (state, reason); a final one ends the run and its claim, and forgets what opens
+        its addresses.  It must answer the request that is pending, if any:
         otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
         """
         ...

@@ -93,6 +93,16 @@ class S3:
         # Whether anybody is there is found out sooner than what to do when somebody is busy.
         return self._read(marker, 0, None, tries(2))
 
+    def make(self) -> bool:
+        if self._ask("head_bucket", absent=True) is not None:
+            return False
+        region = self._settings[1]
+        words: dict[str, Any] = {}
+        if region not in ("", "auto", "us-east-1"):
+            words["CreateBucketConfiguration"] = {"LocationConstraint": region}
+        self._ask("create_bucket", **words)
+        return True
+
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
         return None if found is None else Stat(name, int(found["ContentLength"]), found["LastModified"].timestamp())
@@ -275,7 +285,8 @@ class S3:
 
         try:
             client, _ = self._client()
-            found: Mapping[str, Any] = self._run(getattr(client, method)(**self._common, **words))
+            common = {"Bucket": self._bucket} if method == "create_bucket" else self._common
+            found: Mapping[str, Any] = self._run(getattr(client, method)(**common, **words))
             return found
         except wrong.ClientError as error:
             self._told(error, method, absent=absent)

@@ -15,20 +15,26 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from drivers import install_line
 
 from ..digest import of_value
 from ..errors import CannotRun
 from ..reading import whole
+from .bound import Bound
 from .digest_cache import DigestCache
-from .objects import delete
+from .disk import delete
 from .workspace import Workspace
 
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # with the licence
+_CLOSED = (400, 401, 403)  # what servers answer to a signature that is over
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Closed(CannotRun):
+    """An address that a run may not read: what opens it is over, or the server that took the run does not allow it."""
 
 
 def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
@@ -44,6 +50,8 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
         return known[address]
     try:
         identity = ask(ws, kind, address)
+    except Closed:
+        raise
     except CannotRun:
         return None  # planning goes on without the answer, a run says so
     if not update and known.get(address, identity) != identity:  # a query may also say which of many files is meant
@@ -67,6 +75,8 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
         return f"hf:{_hub(address)[1]}"
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
+    except Closed:
+        raise
     except Exception as error:  # every client has its own way to say that it cannot reach its server
         raise _trouble(ws, f"{address} cannot be looked at", error, address) from None
 
@@ -96,7 +106,7 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
     try:
         if not target.exists():
             if kind == "hf":
-                _download_hub(address, identity.partition(":")[2], target, only)
+                _download_hub(ws, address, identity.partition(":")[2], target, only)
             else:
                 _download(ws, address, identity, target, only)
         os.utime(folder)  # `gc` goes by when it was last wanted
@@ -112,6 +122,9 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     from ..planning.secret_values import of_addresses
     from ..secrets import Masker
 
+    status = getattr(error, "status", 0)
+    if address in ws.addresses and status in _CLOSED:
+        return Closed(f"expired input: {address} was answered with {status}", fix="submit the run again with an address that was signed anew")
     extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")  # the client for https comes with s3
     fix = install_line(extra) if isinstance(error, ImportError) else ""
     return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix)
@@ -171,7 +184,10 @@ def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
 
     store = ws.config.store_of(address) if address.startswith(("s3:", "gs:")) else None
     options: Mapping[str, object] = {}
-    reach = Reach(ws.config.lists.get("data.allow", ()))
+    reach = ws.reach or Reach(ws.config.lists.get("data.allow", ()))
+    if ws.reach is not None and not reach.allows(address):
+        words = f"{address} is of a host or bucket that `allow` under [data] of the server does not name"
+        raise Closed(words, fix="name it there, and submit the run again")
     if address.startswith("https:") and reach.allows(address):
         options = {"get_client": reach.session, "skip_instance_cache": True}
     if store is not None:
@@ -182,27 +198,54 @@ def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
     return client, name
 
 
-def _ask_store(ws: Workspace, address: str) -> str:
+class _There(NamedTuple):
+    """A file that an address leads to."""
+
+    name: str
+    size: int | None
+    version: str
+
+
+def _there(ws: Workspace, address: str) -> list[_There]:
+    """The files that an address in a bucket or behind https leads to, as its server has them now."""
     store, path = _opened(ws, address)
-    # What lies behind https is one file: to look for more would be to read it and follow its links.
-    found: dict[str, Any] = {} if address.startswith("https:") else store.find(path, detail=True)
-    found = found or {address if address.startswith("https:") else path: store.info(path)}
-    names = ("VersionId", "ETag", "etag", "generation", "mtime", "Last-Modified")
-    rows = [[name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))] for name, info in sorted(found.items())]
-    return f"etag:{of_value('bucket/1', rows)}"
+    if address.startswith("https:"):
+        from . import https
+
+        # What lies behind https is one file: to look for more would be to read it and follow its links.
+        return [_There(address, *https.first_byte(store, path))]
+    found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
+    names = ("VersionId", "ETag", "etag", "generation", "mtime")
+    rows = sorted(found.items())
+    return [_There(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))) for name, info in rows]
 
 
-def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]) -> None:
+def _identity(there: Sequence[_There]) -> str:
+    return f"etag:{of_value('bucket/1', [list(each) for each in there])}"
+
+
+def _ask_store(ws: Workspace, address: str) -> str:
+    return _identity(_there(ws, address))
+
+
+def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only: Sequence[str]) -> None:
     """A snapshot is links into the Hub's cache: here it becomes files, which mean the same wherever they lie.
 
     Beside a model stands where it is from, so that what is trained on it can name its base: the path that a step gets does not say.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     name, _ = _hub(address)
     model = not address.startswith("hf://datasets/")
+    kind = "model" if model else "dataset"
     patterns = [*only, *([_CARD] if model else [])] if only else None
-    snapshot = snapshot_download(name, revision=revision, repo_type="model" if model else "dataset", allow_patterns=patterns)
+    try:
+        info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
+        size = sum(each.size or 0 for each in info.siblings if patterns is None or _wants(patterns, each.rfilename))
+    except Exception:  # whatever its client raises: what is asked of nobody comes from the Hub's own cache, or not at all
+        size = 0
+    Bound.of(ws, address).check(size)
+    snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         partial.mkdir(parents=True)
@@ -225,19 +268,26 @@ def _download_hub(address: str, revision: str, target: Path, only: Sequence[str]
 def _download(ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]) -> None:
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
+    there = _there(ws, address)
+    if _identity(there) != identity:
+        raise _changed(address)
     store, path = _opened(ws, address)
     folder = not address.startswith("https:") and store.isdir(path)
+    wants = [each for each in there if not (only and folder) or _wants(only, each.name[len(path.rstrip("/")) + 1 :])]
+    bound = Bound.of(ws, address)
+    bound.check(sum(each.size or 0 for each in wants))
+    counted = bound.counter()
     try:
         if only and folder:
-            names = [name[len(path.rstrip("/")) + 1 :] for name in store.find(path)]
-            for name in [name for name in names if _wants(only, name)]:
+            names = [each.name[len(path.rstrip("/")) + 1 :] for each in wants]
+            for name in names:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name))
+                store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name), callback=counted)
             partial.mkdir(exist_ok=True)
         elif folder:
-            store.get(path, str(partial), recursive=True)
+            store.get(path, str(partial), recursive=True, callback=counted)
         else:
-            store.get_file(path, str(partial))
+            store.get_file(path, str(partial), callback=counted)
         store.invalidate_cache()
         if _ask_store(ws, address) != identity:
             raise _changed(address)

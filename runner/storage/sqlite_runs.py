@@ -221,7 +221,7 @@ class SqliteRuns:
     def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> Submitted | None:
         waiting = self._database.all(
             "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
-            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND due <= ?"
+            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
             " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
             " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
             " ORDER BY priority DESC, due, id",
@@ -239,6 +239,11 @@ class SqliteRuns:
             self._claims[run] = lock
             return Submitted(run, self.claim(run, who) or 0)
         return None
+
+    def opened(self, run: str, address: str) -> None:
+        without = json.dumps({"opens": {address: None}})
+        with self._database.transaction() as db:
+            db.execute("UPDATE runs SET data = json_patch(data, ?) WHERE id = ? AND data LIKE '%\"opens\":%'", (without, run))
 
     def release(self, run: str, fence: int) -> None:
         with self._database.transaction() as db:
@@ -278,6 +283,8 @@ class SqliteRuns:
                     "UPDATE runs SET state = ?, reason = ?, request = '', ended = ?, claim = CASE WHEN ? IS NULL THEN claim ELSE '' END WHERE id = ?",
                     (*run_state, ended, ended, run),
                 )
+                if ended is not None:
+                    db.execute("UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'", (run,))
             first = last - len(moves) + 1
             many = db.executemany
             many(

@@ -22,10 +22,11 @@ from .store import Store, home
 if TYPE_CHECKING:
     from drivers.devices import Device
 
-    from ..settings import Config
+    from ..settings import Config, Stack
     from .index import Published
     from .letters import Letters
     from .outbox import Letter
+    from .reach import Reach
     from .remote_cache import RemoteCache
     from .runs import Event
 
@@ -87,6 +88,8 @@ class Workspace:
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
         store.runs.reporter = self._told
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
+        self._hooked: dict[str, bool] = {}  # whether a run brought receivers along
+        self.reach: Reach | None = None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
 
     @classmethod
     def open(cls, root: Path, *, read_only: bool = False, environ: Mapping[str, str] = os.environ) -> Workspace:
@@ -105,6 +108,7 @@ class Workspace:
         """The files of another workspace, with the memory, settings and variables of this one."""
         other = Workspace(root, self.store, self.environ, read_only=self.read_only)
         other.own = self.own
+        other.addresses, other.reach = self.addresses, self.reach
         return other
 
     def close(self) -> None:
@@ -137,6 +141,11 @@ class Workspace:
 
         return load(self.own, self.environ)
 
+    def on(self, name: str) -> Stack:
+        """Have what a stack says of its driver count here.  Raises NotFound, Invalid."""
+        self.config = self.config.on(name)
+        return self.config.stacks[name]
+
     @property
     def has_settings(self) -> bool:
         """Whether there is a file of settings."""
@@ -163,8 +172,10 @@ class Workspace:
 
     def _told(self, events: Sequence[Event]) -> Sequence[Letter]:
         """What is stored in the outbox with these moves of one run."""
-        letters = self.letters
-        if letters is None and "webhooks" in self.store.runs.get(events[0].run).data:
+        letters, run = self.letters, events[0].run
+        if letters is None and run not in self._hooked:
+            self._hooked[run] = "webhooks" in self.store.runs.get(run).data
+        if letters is None and self._hooked[run]:
             letters = self._letters()
         return letters(events) if letters is not None else ()
 
@@ -211,7 +222,7 @@ class Workspace:
         """Keep what was learned of files and of earlier attempts while looking at them."""
         if self.read_only:
             return
-        files, seals = self.cache.changes(), self.objects.changes()
+        files, seals = self.cache.changes(), self.objects.seals.changes()
         if files or seals:
             self.store.index.remember(files, seals)
         if traces := self.traces.changes():

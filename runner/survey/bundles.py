@@ -13,14 +13,15 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
 from ..paths import BUNDLED, is_path
+from ..storage.disk import delete
 from ..storage.files import Content
-from ..storage.objects import delete
 from ..storage.workspace import Workspace
 from . import locks
 from .survey import Anew, Request, compiled_anew, look
@@ -102,6 +103,42 @@ def unpack(ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Conten
     return folder
 
 
+def in_store(ws: Workspace, address: str) -> Content | None:
+    """The content that `pack:SHA256` names, where the shared store has it; None for any other address.  Raises CannotRun."""
+    named = _PACK.fullmatch(address)
+    if named is None:
+        return None
+    cache = ws.remote_cache
+    if cache is None:
+        raise CannotRun(f"{address} names what a shared store has, and there is none", fix='`store = "NAME"` in recipe.toml names one')
+    found = cache.remote.holds([Content(f"{kind}:{named[1]}") for kind in "tfx"])
+    if not found:
+        raise CannotRun(f"{address} is not in the shared store", fix="put it there: `recipe push`, or submit the folder itself once")
+    return min(found)
+
+
+def brought(ws: Workspace, request: Request) -> Request:
+    """A request whose inputs `pack:SHA256` are paths of what the shared store has, fetched.  Raises CannotRun."""
+
+    def of(value: object) -> object:
+        if isinstance(value, list):
+            return [of(each) for each in value]
+        content = in_store(ws, value) if isinstance(value, str) else None
+        if content is None:
+            return value
+        place = ws.home / "cache" / f"pack-{content[2:34]}" / "data"
+        if not place.exists():
+            if ws.remote_cache is None or ws.remote_cache.bring([content]):
+                raise CannotRun(f"{value} cannot be fetched from the shared store", fix="`recipe doctor` looks at the store")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            ws.objects.copy_to(content, place, link=True)
+        os.utime(place.parent)
+        return str(place)
+
+    inputs = {name: of(value) for name, value in request.inputs.items()}
+    return request if inputs == request.inputs else replace(request, inputs=inputs)
+
+
 class _Packing:
     """What goes into a bundle, by its path there."""
 
@@ -119,8 +156,6 @@ class _Packing:
         """What can only mean something on this machine."""
         if request.current_python:
             self._wrong("--python current is the Python of this machine, and a worker has its own", "lock the packages, or give --here")
-        for address in self._ws.addresses:
-            self._wrong(f"what opens {address} is a secret, which is not stored", "give an address that the worker's own login opens, or --here")
 
     def recipes(self) -> None:
         """The recipe and those that it uses."""

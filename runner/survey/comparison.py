@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..errors import Invalid, RecipeError
+from ..planning.halving import STOPPED
 from ..planning.ids import bare
 from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
@@ -36,7 +37,7 @@ class Result(NamedTuple):
     step: str
     run: str
     made: float
-    state: str  # DONE, or FAILED
+    state: str  # DONE, STOPPED early, or FAILED
     reason: str
     seconds: float | None
     where: str
@@ -104,7 +105,7 @@ def result_of(
     seconds = trace.seconds if done and trace is not None and trace.run == last.run else (last.ended or 0) - (last.started or 0)
     own = {name.partition(".")[2]: value for name, value in _reads(last).items() if name.startswith(("inputs.", "matrix."))}
     values = {name: _cell(value) for name, value in {**given, **in_id(step), **own}.items()}
-    state, made = "DONE" if done else "FAILED", last.ended or 0.0
+    state, made = "DONE" if done else "STOPPED" if last.outcome == STOPPED else "FAILED", last.ended or 0.0
     return Result(step, last.run, made, state, last.reason, round(seconds, 3), "", "", values, metrics), said
 
 

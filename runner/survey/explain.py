@@ -10,6 +10,7 @@ from typing import Any
 from ..paths import heads
 from ..planning import fingerprint
 from ..planning.causes import REMEDIES
+from ..planning.halving import STOPPED
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
 from ..storage.index import Published
@@ -49,6 +50,8 @@ def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | 
 
 def ended(row: AttemptRow) -> str:
     """How an attempt ended that was not done, as a sentence."""
+    if row.outcome == STOPPED:
+        return f"it was {row.reason}"
     if row.reason == "stopped":
         return "its last attempt was stopped"
     remedy = REMEDIES.get(row.reason)

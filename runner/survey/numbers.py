@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Invalid
+from ..paths import glob
 from ..planning.plan import Plan
 from ..planning.secret_values import all_given
 from ..planning.step import MetricsSpec
@@ -15,7 +16,6 @@ from ..secrets import Masker
 from ..storage import metrics
 from ..storage.files import Content
 from ..storage.index import Trace
-from ..storage.objects import glob
 from ..storage.workspace import Workspace
 
 

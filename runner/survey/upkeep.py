@@ -19,7 +19,7 @@ from ..errors import Busy, CannotRun, RecipeError
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
-from ..storage import objects
+from ..storage import disk
 from ..storage.garbage import Garbage
 from ..storage.index import Made, Published, Trace
 from ..storage.runs import FINAL, RunRow
@@ -138,7 +138,7 @@ def withdraw(ws: Workspace, rows: Iterable[Published]) -> None:
     paths = []
     for row in rows:
         target = ws.root / row.path
-        objects.delete(target)
+        disk.delete(target)
         paths.append(row.path)
         _remove_empty(ws.root, target)
     ws.store.index.unpublish(paths)
@@ -237,7 +237,7 @@ def discard(ws: Workspace, found: Iterable[Leftover]) -> int:
             lock = ws.locks.try_hold(f"{_LOCKED[leftover.kind][1]}-{leftover.path.name}")
             if lock is None:
                 continue
-        objects.delete(leftover.path)
+        disk.delete(leftover.path)
         freed += leftover.size
         if lock is not None:
             lock.release()

@@ -39,6 +39,7 @@ from drivers.base import (
     Job,
     Need,
     Order,
+    Pausing,
     Prolonging,
     Rejected,
     Skipping,
@@ -732,6 +733,33 @@ class ProlongingContract(RentedContract):
                 await asyncio.sleep(0.05)
             await driver.prolong(lease, order.until + timedelta(hours=1))
             assert lease in await driver.leases()
+
+        asyncio.run(rent())
+
+
+class PausingContract(LeaseContract):
+    """Of drivers whose machines stand still and run again."""
+
+    def test_a_machine_that_is_stopped_is_billed_for_its_disk_and_runs_again_with_it(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Pausing)
+            order = Order((await driver.offers(Wish()))[0], "kept", datetime.now(UTC) + timedelta(hours=1), keep=True)
+            lease = await driver.acquire(order)
+            assert await driver.stands(lease) == "runs"
+            while not await driver.stop(lease):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
+            assert await driver.stands(lease) == "stopped" and await driver.stop(lease) and lease in await driver.leases()
+            with pytest.raises(HostLost):
+                await driver.hosts(lease)
+            await driver.start(lease, order.until)
+            assert await driver.stands(lease) == "runs"
+            await driver.start(lease, order.until)
+            while not await driver.release(lease):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
+            assert await driver.stands(lease) == "gone" and await driver.stop(lease)
+            with pytest.raises(HostLost):
+                await driver.start(lease, order.until)
 
         asyncio.run(rent())
 

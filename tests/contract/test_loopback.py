@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import ENV, LONG, SH, DriverContract, VisitingContract, gathered, heard, over, reading
+from driver_contract import ENV, LONG, SH, DriverContract, PausingContract, VisitingContract, gathered, heard, over, reading
 
 from drivers.base import Command, Denied, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
 from drivers.loopback import Faults, Loopback
@@ -18,7 +18,7 @@ from runner.hosts.client import Client, Streamed
 from runner.hosts.wire import Wire
 
 
-class TestLoopback(VisitingContract, DriverContract):
+class TestLoopback(PausingContract, VisitingContract, DriverContract):
     def make(self, place: Path) -> Loopback:
         return Loopback(place / "root")
 

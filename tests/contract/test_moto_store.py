@@ -320,3 +320,10 @@ def test_many_small_objects_travel_at_once(raw: Bucket, proxy: HttpFaults, here:
     proxy.spoil = spoil
     Remote(raw.bucket(proxy.endpoint)).put(content, here)
     assert together.is_set()
+
+
+def test_a_bucket_is_made_once(moto: Moto) -> None:
+    for region in ("", "eu-west-1"):
+        there = buckets.open(f"s3://made-{region or 'here'}/team", root=Path("/nowhere"), endpoint=moto.endpoint, region=region)
+        assert there.make() and not there.make()
+        assert there.create("marker", b"1") and there.read("marker") == b"1"

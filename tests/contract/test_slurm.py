@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from driver_contract import ClosingContract, ExcludingContract
+from driver_contract import ClosingContract, DriverContract, ExcludingContract
 
 from drivers.base import Driver, Order, Wish
 from drivers.slurm import Slurm
@@ -43,7 +43,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
-class OnSlurm(ExcludingContract, ClosingContract):
+class OnSlurm(DriverContract, ExcludingContract, ClosingContract):
     """An allocation takes a second to begin: those claims that are of jobs share one, each with a folder of its own."""
 
     proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc"

@@ -27,7 +27,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 IMPORTED = (
-    "torch.utils.tensorboard", "numpy", "pyarrow.parquet", "accelerate", "peft", "datasets", "transformers.trainer", "trl.trainer.dpo_trainer",
+    "torch.utils.tensorboard", "numpy", "pyarrow.parquet", "accelerate", "peft", "datasets", "transformers.trainer", "trl.trainer.dpo_trainer", "trl.trainer.sft_trainer",
     "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama", "transformers.models.clip.modeling_clip",
     "transformers.models.t5.modeling_t5", "trl.trainer.grpo_trainer", "torch.distributed.run", "diffusers.models.transformers.transformer_flux",
     "diffusers.models.unets.unet_2d_condition", "diffusers.models.autoencoders.autoencoder_kl",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,9 @@ class Got(NamedTuple):
 class Receiver:
     """`answer` gets each request and gives a status, with headers if there are any; None: it drops the connection after it has taken the request."""
 
-    def __init__(self, answer: Callable[[Got], int | tuple[int, Mapping[str, str]] | None] = lambda got: 200) -> None:
+    def __init__(
+        self, answer: Callable[[Got], int | tuple[int, Mapping[str, str]] | None] = lambda got: 200, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.got: list[Got] = []
         self.answer = answer
         self._more = threading.Condition()
@@ -66,7 +69,9 @@ class Receiver:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.url = f"http{'s' if tls is not None else ''}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def wait(self, count: int, seconds: float = 20.0) -> list[Got]:

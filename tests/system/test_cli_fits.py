@@ -194,7 +194,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     said = recipe("new", "big", "--from", "sft@1", "--gpu", "h100-80gb", "base=./qwen")
     assert "chosen: micro_batch=" in said.err and "the same training, faster" in said.err
     assert parse.load(space.root / "big.yaml").inputs["micro_batch"].default in (8, 16)
-    said = recipe("new", "small", "--from", "sft@1", "--gpu", "rtx4090", "base=./qwen", "max_length=8192", "micro_batch=2")
+    said = recipe("new", "small", "--from", "sft@1", "--gpu", "rtx4090", "base=./qwen", "max_length=32768", "micro_batch=2")
     assert said.code == 2 and "does not fit rtx4090, whatever is given up" in said.err and "it fits h100-80gb" in said.err
     said = recipe("new", "small", "--from", "sft@1", "--gpu", "rtx4090", "base=./qwen", "method=full")
     assert said.code == 2 and not (space.root / "small.yaml").exists()  # what was given stays

@@ -129,11 +129,13 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
         ("../out.py", "where the code of"),
         ("broken.py", "broken.py:1: this is not Python"),
         ("binary.py", "this is not Python"),
+        ("book.ipynb", "jupyter nbconvert --to script book.ipynb"),
     ],
 )
 def test_a_script_that_cannot_be_read_writes_nothing(space: Space, script: str, words: str) -> None:
     (space.root.parent / "out.py").write_text("x = 1\n")
     space.write("broken.py", "def (\n")
+    space.write("book.ipynb", "{}")
     (space.root / "binary.py").write_bytes(b"\xff\xfe\x00")
     before = set(space.root.iterdir())
     code, _, err = space.command("new", "mine", "--script", script)

@@ -168,7 +168,7 @@ def test_settings_of_a_driver_that_nobody_has_are_an_error(space: Space, acme: P
     assert code == 3 and 'there is no driver "lopback"' in err and 'did you mean "loopback"?' in err and "recipe.toml:4" in err
     space.write("recipe.toml", '[drivers.acme]\nroot = "x"\n')
     code, _, err = space.command("plan")
-    assert code == 3 and "known: gcp, local, loopback, prime, runpod, slurm, ssh, vastai; install the package that brings it" in err
+    assert code == 3 and "known: gcp, local, loopback, prime, ray, runpod, slurm, ssh, vastai; install the package that brings it" in err
     assert asked(space, acme, "plan")[0] == 0
 
 

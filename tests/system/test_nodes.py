@@ -211,7 +211,7 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Spa
     monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
     assert space.run(settings=LOOPBACK) == ["s", "s"]
     assert begun(space) in ([["0", "0", "1", "1"]] if when == "while it runs" else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]])
-    assert [words for words in told if "is lost" in words] == ["loopback host-2 is lost: host-2 is gone, or the lease was given back"]
+    assert [words for words in told if "is lost" in words] == ["loopback host-2 is lost: host-2 is gone or was stopped, or the lease was given back"]
     assert [event.reason for event in space.events if event.before == "RUNNING" and event.after == "QUEUED"] == ["lost"]
     assert space.read("o.txt") == "made\n"
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from runner.errors import Corrupt, Infrastructure
 from runner.storage import files
 from runner.storage.digest_cache import DigestCache
+from runner.storage.disk import SYNCED
 from runner.storage.files import Content, scan
-from runner.storage.objects import SMALL, SYNCED, Objects, Seal
+from runner.storage.objects import SMALL, Objects
+from runner.storage.seals import Seal
 
 SIZES = [0, 1, SMALL, SMALL + 1, SYNCED + 3]
 
@@ -151,13 +153,13 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_p
         (tmp_path / name).write_bytes(data)
         made.append(objects.take(tmp_path / name))
     made.append(objects.take(tree(tmp_path / "t", SYNCED)))
-    seals.update({seal.content: seal for seal in objects.changes()})
-    assert sorted(seals) == sorted(made) and objects.changes() == []
+    seals.update({seal.content: seal for seal in objects.seals.changes()})
+    assert sorted(seals) == sorted(made) and objects.seals.changes() == []
     reads: list[str] = []
     real = files._hash
     monkeypatch.setattr(files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
     assert all(Objects(root, seals.get).intact(content) for content in made) and not reads
-    monkeypatch.setattr("runner.storage.objects._boot_id", lambda: "the next boot")
+    monkeypatch.setattr("runner.storage.seals._boot_id", lambda: "the next boot")
     later = Objects(root, seals.get)
     assert all(later.intact(content) for content in made)
     assert [os.path.basename(path) for path in reads] == [made[0][2:], "f.txt", "run"]  # what was synced is believed

@@ -65,7 +65,7 @@ class Site(http.server.BaseHTTPRequestHandler):
     files: dict[str, bytes]
 
     def do_GET(self) -> None:
-        self.asked.append(f"{self.command} {self.path}")
+        self.asked.append(f"{self.command} {self.path}" + (" from its first byte" if "Range" in self.headers else ""))
         path = self.path.partition("?")[0]
         if path.startswith("/api/datasets/org/name"):
             siblings = [{"rfilename": name} for name in FILES]

@@ -22,7 +22,7 @@ from runner.execution.session import look
 from runner.execution.terms import Choice, Settings
 from runner.interface.cli.chosen import begun
 from runner.language import document
-from runner.storage import database, objects
+from runner.storage import database, tiny
 from runner.storage.store import Store
 from runner.survey.survey import Request
 from tests.support import Space, until
@@ -225,7 +225,7 @@ steps:
 def done(space: Space, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Space:
     """A run that is over; what it made is kept as rows of a table, or as files."""
     if request.param == "files":
-        monkeypatch.setattr(objects, "TINY", -1)
+        monkeypatch.setattr(tiny, "TINY", -1)
     space.write("in.txt", "1\n")
     space.recipe(ONE)
     assert space.run() == ["a", "b"]

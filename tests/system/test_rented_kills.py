@@ -1,5 +1,7 @@
 """Promise: whenever a run is killed, a run and `recipe reap` later no machine of ours is left at the provider, and those of others are untouched.
 
+No workspace ever has two machines at once, no step ends twice, and what a run brings home is what a run here makes.
+
 RECIPE_RENTED_KILLS says how many kills at random moments there are, beside one at each crash point; without it there is one, beside one at two points.
 """
 
@@ -14,13 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_provider import provider
-from tests.rented import alive, key_of_the_account, rents
+from runner.storage.ledger import Ledger
+from tests.fake_provider import Provider, provider
+from tests.rented import TRAIN, alive, key_of_the_account, rents
 from tests.support import Space
 
 KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "1"))
 EVERY = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
 POINTS = EVERY if "RECIPE_RENTED_KILLS" in os.environ else ("lease-asked", "release-asked")
+WAVE = 12
+"""Kills before everything is reaped: each machine that a dead run leaves is a process here."""
+PATIENCE = 600.0
+STEP = "steps:\n  s: {{run: 'python3 train.py o; sleep 0.1; echo 1 >> {ended}', code: [train.py], resources: {{gpus: 1}}, outputs: {{o: o}}}}\n"
 
 
 @pytest.mark.longer
@@ -44,7 +51,8 @@ def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
             space = Space(tmp_path / f"space-{n}")
             more = {"first_use": True, "key": key} if name == "prime" else {}
             rents(space, running, monkeypatch, name, settles=1.1, **more)
-            space.recipe("steps:\n  s: {run: 'echo 1 > o; sleep 0.2', resources: {gpus: 1}, outputs: {o: o}}\n")
+            space.write("train.py", TRAIN)
+            space.recipe(STEP.format(ended=tmp_path / f"ended-{n}"))
             cases.append((space, point, luck.uniform(0.4, 4.0)))
 
         def killed(case: tuple[Space, str, float]) -> int:
@@ -53,23 +61,50 @@ def test_no_kill_of_a_run_leaks_a_machine(tmp_path: Path, monkeypatch: pytest.Mo
                 "run", "--driver", name, "--unattended", env={"RECIPE_CRASH_AT": point}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             try:
-                worker.wait(60 if point else moment)
+                worker.wait(PATIENCE if point else moment)
             except subprocess.TimeoutExpired:
                 worker.send_signal(signal.SIGKILL)
             return worker.wait(60)
 
         def again(case: tuple[Space, str, float]) -> tuple[int, str]:
-            code, _, said = case[0].command("run", "--driver", name, "--unattended")
-            return code, said
+            worker = case[0].start("run", "--driver", name, "--unattended", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            said, _ = worker.communicate(timeout=PATIENCE)
+            return worker.returncode, said
 
-        with ThreadPoolExecutor(6) as several:
-            codes = list(several.map(killed, cases))
-            resumed = [*cases[1 : len(POINTS) : 3], *cases[len(POINTS) :: 4]]
-            after = list(several.map(again, resumed))
-        assert codes[: len(POINTS)] == [-9] * len(POINTS)
-        assert [said for code, said in after if code] == [] and {case[0].read("o") for case in resumed} == {"1\n"}
-        code, out, said = cases[0][0].command("reap", "--dead", "--yes")
-        assert code == 0, out + said
-        left = alive(running)
-        assert not left, (left, [(entry["machine"], entry["mark"]) for entry in running.ledger() if entry["machine"] in left][:1], out)
+        resumed: list[Space] = []
+        for begin in range(0, len(cases), WAVE):
+            wave = cases[begin : begin + WAVE]
+            with ThreadPoolExecutor(6) as several:
+                codes = list(several.map(killed, wave))
+                after = list(several.map(again, wave[1::3]))
+            assert [point for code, (_, point, _) in zip(codes, wave, strict=True) if point and code != -9] == []
+            assert [said for code, said in after if code] == []
+            resumed += [case[0] for case in wave[1::3]]
+            code, out, said = wave[0][0].command("reap", "--dead", "--yes")
+            left = alive(running)
+            assert code == 0 and not left, (out + said, left, [entry for entry in running.ledger() if entry["machine"] in left][:2])
+            print(f"{name}: {begin + len(wave)} kills, {len(resumed)} resumed, 0 left")
+        here = Space(tmp_path / "here")
+        here.write("train.py", TRAIN)
+        here.recipe(STEP.format(ended=tmp_path / "ended").replace("resources: {gpus: 1}, ", ""))
+        here.run()
+        assert {space.read("o") for space in resumed} == {here.read("o")}
+        assert {path.name: text for path in tmp_path.glob("ended-*") if (text := path.read_text()) != "1\n"} == {}, "a step that ended was run again"
         assert len(alive(running, foreign=True)) == 20
+        assert {entry["event"] for entry in running.ledger() if not entry["mark"].startswith("recipe-")} <= {"created", "started", "billed"}
+        assert twice(running, tmp_path / "ledger.db") == []
+
+
+def twice(running: Provider, path: Path) -> list[str]:
+    """Workspaces that had two machines at once."""
+    with Ledger.open(path, read_only=True) as ledger:
+        spaces = {row.key: row.workspace for row in ledger.since(0)}
+    found, living = [], dict[str, str]()
+    for entry in running.ledger():
+        if (space := spaces.get(entry["mark"].rpartition("-")[2])) is None:
+            continue
+        if entry["event"] == "created" and living.setdefault(space, entry["machine"]) != entry["machine"]:
+            found.append(f"{space}: {entry['machine']} beside {living[space]}")
+        elif entry["event"] == "destroyed" and living.get(space) == entry["machine"]:
+            del living[space]
+    return found

@@ -427,6 +427,17 @@ def test_an_address_is_one_of_a_host_or_bucket_that_is_allowed(served: Served) -
     assert stored(served.rest) == before
 
 
+def test_what_opens_an_address_is_not_stored_without_a_key_and_a_pack_is_one_of_the_store(served: Served) -> None:
+    before = stored(served.rest)
+    signed = {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": "https://data.example/x?X-Signature=canary0123456789"}}
+    error = refused(served.rest.ask("POST", "/v1/runs", signed), 422, "refused")
+    assert "s3:// gs:// hf://" in error["fix"] and "RECIPE_KEY_FILE" in error["fix"] and "canary" not in str(error)
+    packed = {"recipe": "learn", "inputs": {"base": "hf://acme/tiny", "dataset": "pack:" + "0" * 64}}
+    error = refused(served.rest.ask("POST", "/v1/runs", packed), 422, "invalid")
+    assert [each["code"] for each in error["problems"]] == ["no-such-pack"] and "there is none" in error["message"]
+    assert stored(served.rest) == before
+
+
 BODIES = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parents[2] / "fixtures" / "server").iterdir()}
 
 
@@ -445,7 +456,25 @@ def test_the_bodies_of_platforms_are_taken_as_they_are(served: Served) -> None:
         assert (found.status_code, found.json()) == (202, {"job_id": "job-1", "status": state}), found.text
     refused(ask("POST", "/api/training/cancel/job-1", {}), 409, "final")
     refused(ask("GET", "/api/training/status/none"), 404, "not-found")
-    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == ["job-1", "job-2", "job-3"]
+    found = ask("POST", "/api/training/deploy/runpod", BODIES["deploy_runpod"])
+    assert (found.status_code, found.json()) == (202, {"job_id": "job-4", "status": "queued"}), found.text
+    assert served.rest.get(f"/v1/runs/{served.rest.get('/api/training/status/job-4')['run']}")["driver"] == "runpod"
+    assert ask("POST", "/api/training/pause/job-4", {}).status_code == 202
+    refused(ask("POST", "/api/training/resume/job-4", BODIES["resume_from_checkpoint"]), 422, "no-such-checkpoint")
+    assert sorted(job["job_id"] for job in served.rest.get("/api/training/jobs")["jobs"]) == ["job-1", "job-2", "job-3", "job-4"]
+
+
+def test_the_bodies_of_v1_are_taken_as_they_are(served: Served) -> None:
+    ask = served.rest.ask
+    for name, path, status in (("v1_plan", "/v1/plan", 200), ("v1_token", "/v1/tokens", 201), ("v1_token_of_a_run", "/v1/tokens", 201)):
+        assert ask("POST", path, BODIES[name]).status_code == status, name
+    run, _ = (ask("POST", "/v1/runs", BODIES[name]).json()["id"] for name in ("v1_run_with_all", "v1_run"))
+    for verb, body in (("pause", "pause"), ("resume", "resume"), ("cancel", "cancel"), ("retry", "retry"), ("retry", "retry_from")):
+        found = ask("POST", f"/v1/runs/{run}/{verb}", BODIES[f"v1_{body}"])
+        assert found.status_code == 202 and found.json()["event"]["run"], found.text
+    reports = {"metrics", "logs"} | {name for name in BODIES if name.startswith(("alert_", "status_"))}  # posted by tests of what is reported
+    here = {"execute", "execute_by_method", "execute_camel_case", "pause", "resume", "cancel", "deploy_runpod", "resume_from_checkpoint"}
+    assert {name for name in BODIES if not name.startswith("v1_")} == reports | here
 
 
 @pytest.mark.slow

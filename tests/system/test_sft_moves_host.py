@@ -45,7 +45,7 @@ def adapter(space: Space) -> bytes:
 
 
 def home(space: Space) -> list[Path]:
-    return sorted((space.root / ".recipe" / "states").glob("*/*/checkpoints/step-*"))
+    return sorted((space.root / ".recipe" / "states").glob("*/*/checkpoints/checkpoint-*"))
 
 
 def test_a_training_whose_machine_dies_goes_on_elsewhere_and_ends_in_the_same_bits(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_and_ends_in_the_same_bi
         worker = moved.start("run", *ASKED, "--driver", "ssh")
         try:
             states = sshd.home / ".recipe-host" / "states"
-            until(lambda: worker.poll() is not None or list(states.glob("*/checkpoints/step-*")), seconds=120)
+            until(lambda: worker.poll() is not None or list(states.glob("*/checkpoints/checkpoint-*")), seconds=120)
             assert worker.poll() is None, worker.communicate()
             # Time stands still there, so that it cannot end before we look; then nothing is left of it, nor of who started it.
             for process in trainers(sshd.home):
@@ -76,7 +76,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_and_ends_in_the_same_bi
 
         code, said = run(moved, *ASKED, "--driver", "loopback", "-v")
         assert code == 0, said
-        assert "goes on from step-" in said, said
+        assert "goes on from checkpoint-" in said, said
     assert adapter(moved) == adapter(still)
 
 

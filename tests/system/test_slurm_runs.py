@@ -7,11 +7,9 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,7 @@ from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
 from tests.servers.sshd import Sshd
-from tests.support import Space, until
+from tests.support import Space, Workers, until
 
 SLURM = Settings(driver="slurm")
 STEPS = int(os.environ.get("RECIPE_SLURM_STEPS", "40"))
@@ -35,27 +33,13 @@ def cluster(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:  
     slurm.cancel()
 
 
-class Workers(Space):
-    """A workspace whose runs do not outlive their test: one that failed would take the nodes of the next."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        self.started.append(super().start(*words, **more))
-        return self.started[-1]
-
-
 @pytest.fixture
 def space(cluster: Slurm, tmp_path: Path) -> Iterator[Space]:
     """A workspace; what lies on the nodes lies beside it."""
     space = Workers(tmp_path / "work")
     settings(space)
     yield space
-    for worker in space.started:
-        worker.kill()
-        worker.wait()
+    space.end()
 
 
 def settings(space: Space, more: str = "") -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from drivers.base import Need, Offer
+from drivers.base import Need, Offer, Traits
 from drivers.cloud import expected
 from runner.hosts.pool import MOST_TAKEN, HostPool
 from runner.hosts.sites import Site
-from runner.planning.step import ResourceSpec
+from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.store import Store
 from tests.fake_provider import provider
 from tests.rented import alive, ours, rents
@@ -82,8 +83,9 @@ def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_mac
 
 def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None:
     nothing = cast(Any, None)
-    pool = HostPool(nothing, "r", nothing, "gcp", _market="spot")
-    wants = ResourceSpec(gpus=1)
+    leases = cast(Any, SimpleNamespace(driver=SimpleNamespace(traits=Traits())))
+    pool = HostPool(nothing, "r", nothing, "gcp", _market="spot", leases=leases)
+    wants = StepSpec("r@1", "s", {}, ResourceSpec(gpus=1))
     for number in range(MOST_TAKEN):
         assert pool.need(wants) == Need(gpus=1, market="spot")
         taken = cast(Site, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())

@@ -120,7 +120,7 @@ def test_a_host_that_nobody_knows_starts_nothing(place: Place) -> None:
 @contextlib.contextmanager
 def disk_of(size: str, root: Path) -> Iterator[None]:
     """`root` is a small disk of its own."""
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     needs("mount")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", root], check=True)
     try:
@@ -149,6 +149,19 @@ def test_a_disk_that_is_full_before_a_step_starts_there_is_called_that_with_what
         code, said = place.run("--driver", "ssh")
     assert code == 2, said
     assert "No space left on device" in said and ("make room there" in said or "free some space below" in said), said
+
+
+def test_a_home_that_is_read_only_is_called_that_and_another_root_is_used_instead(place: Place) -> None:
+    (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  one: {run: 'echo one > one.txt', outputs: {o: one.txt}}\n")
+    with disk_of("1m", place.sshd.home):
+        subprocess.run(["mount", "-o", "remount,ro", place.sshd.home], check=True)
+        code, said = place.run("--driver", "ssh")
+        assert code == 2, said
+        assert "Read-only file system" in said and "name a folder that can be written as `root`" in said, said
+        with (place.root / "recipe.toml").open("a") as file:
+            file.write(f"root = {json.dumps(str(place.root.parent / 'scratch'))}\n")
+        code, said = place.run("--driver", "ssh")
+        assert code == 0, said
 
 
 def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) -> None:

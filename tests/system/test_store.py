@@ -215,7 +215,7 @@ for n in range(4):
     content = objects.take(out)
     objects.copy_to(content, w / f"out{n}")
     cache.note(f"out{n}", content)
-    store.runs.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")], steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], changes=Changes(traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))], files=cache.changes(), objects=objects.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")]))
+    store.runs.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")], steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], changes=Changes(traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))], files=cache.changes(), objects=objects.seals.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")]))
 store.runs.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
 """
 
@@ -316,7 +316,7 @@ def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store,
     for path in paths:
         objects.copy_to(content, tmp_path / path)
         cache.note(path, content)
-    store.runs.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], changes=Changes(files=cache.changes(), objects=objects.changes()))
+    store.runs.group("r1", fence, [Move("run", "r1", "", "ACTIVE")], changes=Changes(files=cache.changes(), objects=objects.seals.changes()))
     monkeypatch.setattr(files, "_hash", None)
     with Store.open(tmp_path / ".recipe", read_only=True) as reader:
         assert set(DigestCache(tmp_path, reader.index.files()).contents(paths).values()) == {content}

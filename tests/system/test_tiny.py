@@ -17,9 +17,10 @@ from runner.storage.digest_cache import DigestCache
 from runner.storage.files import Content, scan
 from runner.storage.garbage import collect, garbage
 from runner.storage.index import Changes
-from runner.storage.objects import TINY, Objects
+from runner.storage.objects import Objects
 from runner.storage.runs import RunRow
 from runner.storage.store import Store
+from runner.storage.tiny import TINY
 from runner.storage.workspace import Workspace
 from tests.support import Space
 
@@ -37,7 +38,7 @@ def remember(ws: Workspace, data: bytes, name: str = "made", mode: int = 0o644) 
     path = ws.root / name
     path.write_bytes(data)
     path.chmod(mode)
-    content = ws.objects.remember(str(path), path.lstat())
+    content = ws.objects.tiny.remember(str(path), path.lstat())
     assert content is not None
     return content
 
@@ -47,7 +48,7 @@ def stored(ws: Workspace) -> None:
     ws.store.runs.submit(RunRow("r", "t@1", "p", {}, ""))
     fence = ws.store.runs.claim("r", "w")
     assert fence is not None
-    tiny, logs = ws.objects.unstored()
+    tiny, logs = ws.objects.tiny.unstored()
     ws.store.runs.group("r", fence, changes=Changes(tiny=tiny))
     for log in logs:
         os.unlink(log)
@@ -83,7 +84,7 @@ def test_what_is_large_shared_or_read_only_is_not_remembered(ws: Workspace, why:
         os.link(path, ws.root / "other")
     elif why == "read-only":
         path.chmod(0o444)
-    assert ws.objects.remember(str(path), path.lstat()) is None
+    assert ws.objects.tiny.remember(str(path), path.lstat()) is None
 
 
 @pytest.mark.parametrize("old", [b"", b"longer than what comes"])
@@ -118,7 +119,7 @@ def test_what_a_killed_process_had_not_stored_is_known_and_taken_over_as_far_as_
         os.truncate(log, log.stat().st_size - torn)
     with Workspace.open(tmp_path) as ws:
         assert ws.objects.has(first) and ws.objects.has(last) == (torn == 0)
-        ws.objects.inherit()
+        ws.objects.tiny.inherit()
         stored(ws)
         assert not log.exists()
     with Workspace.open(tmp_path) as ws:
@@ -129,8 +130,8 @@ def test_what_a_living_process_has_not_stored_is_known_and_not_taken_over(tmp_pa
     with Workspace.open(tmp_path) as ws, Workspace.open(tmp_path) as other:
         content = remember(ws, b"one\n")
         assert other.objects.has(content)
-        other.objects.inherit()
-        assert other.objects.unstored() == ({}, [])
+        other.objects.tiny.inherit()
+        assert other.objects.tiny.unstored() == ({}, [])
 
 
 def test_a_damaged_row_is_not_given_out(ws: Workspace) -> None:
@@ -138,7 +139,7 @@ def test_a_damaged_row_is_not_given_out(ws: Workspace) -> None:
     stored(ws)
     ws.store.database.connection.execute("UPDATE tiny SET data = 'two'")
     objects = Objects(ws.home, ws.store.index.seal, ws.store.index)
-    objects.expect([content])
+    objects.tiny.expect([content])
     assert not objects.has(content) and not objects.intact(content) and not objects.verify(content)
     with pytest.raises(Corrupt, match="is not in the store"):
         objects.copy_to(content, ws.root / "out")
@@ -161,7 +162,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     space.recipe(
         "steps:\n  a: {run: cp in.txt a.txt, deps: [in.txt], outputs: {o: a.txt}}\n  b: {run: 'cp {{ steps.a.o }} b.txt', outputs: {o: b.txt}}\n"
     )
-    monkeypatch.setattr("runner.storage.objects.TINY", -1)
+    monkeypatch.setattr("runner.storage.tiny.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
         later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user;"
@@ -184,11 +185,11 @@ def test_tiny_outputs_taken_in_threads_are_all_stored(ws: Workspace) -> None:
     kept: dict[Content, bytes] = {}
     logs: list[str] = []
     with ThreadPoolExecutor(4) as pool:
-        taken = [pool.submit(ws.objects.remember, str(path), path.lstat()) for path in paths]
+        taken = [pool.submit(ws.objects.tiny.remember, str(path), path.lstat()) for path in paths]
         while not all(each.done() for each in taken):
-            tiny, written = ws.objects.unstored()
+            tiny, written = ws.objects.tiny.unstored()
             kept |= tiny
             logs += written
-    tiny, written = ws.objects.unstored()
+    tiny, written = ws.objects.tiny.unstored()
     assert {each.result() for each in taken} == (kept | tiny).keys()
     assert sum(Path(log).read_bytes().count(b"f:") for log in [*logs, *written]) == len(paths)

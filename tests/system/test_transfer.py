@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -245,6 +246,35 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes:
         await town.sends(top)
         assert town.wire.sent < 5 * town.depot.chunk
         assert files.scan(town.depot.path(old)) == old
+
+    go(check)
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["right", "wrong"])
+def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, lies: bool) -> None:
+    async def check(town: Town) -> None:
+        town.depot.chunk = 64 << 10
+        grain = town.depot.chunk // 4
+
+        def digests(data: bytes) -> list[str]:
+            return [hashlib.sha256(data[at : at + grain]).hexdigest() for at in range(0, len(data), grain)]
+
+        versions = [os.urandom(40 * town.depot.chunk + 5)]
+        for number in range(3):
+            at = (3 + number) * town.depot.chunk
+            versions.append(versions[-1][:at] + b"new" + versions[-1][at + 3 :])
+        top = town.place / "data"
+        top.mkdir()
+        for number, data in enumerate(versions):
+            (top / "large").write_bytes(data)
+            town.wire.sent = 0
+            await town.sends(top)
+            remembered = town.place / "there" / "pieces" / hashlib.sha256(data).hexdigest()
+            if number or wire.NEAR == 0.0:  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
+                assert json.loads(remembered.read_text()) == [grain, digests(data)]
+                assert not number or town.wire.sent <= 2 * town.depot.chunk
+            if lies:
+                remembered.write_text(json.dumps([grain, digests(versions[min(number + 1, 3)])]))
 
     go(check)
 

@@ -87,6 +87,20 @@ def test_an_order_that_the_provider_refuses_names_where_to_look_and_rents_nothin
     assert code == 5 and "image is required" in said and "`recipe offers --driver vastai`" in said and ours(market) == []
 
 
+def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    rents(space, market, monkeypatch, secrets="deny")
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef0123")
+    monkeypatch.setenv("JOB_TOKEN", "abcdefghijklmnop")
+    space.recipe(
+        "inputs: {hf_token: {type: secret, env: HF_TOKEN}}\n"
+        "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, secrets: [hf_token], pass_env: [JOB_TOKEN], outputs: {o: o}}\n"
+    )
+    code, out, _ = space.command("plan", "--driver", "vastai")
+    assert code == 0 and "secrets that go to machines of vastai: HF_TOKEN, JOB_TOKEN" in out
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 3 and "s would take HF_TOKEN, JOB_TOKEN there" in said and "`secrets` of [drivers.vastai]" in said and ours(market) == []
+
+
 # --- replies
 
 

@@ -86,6 +86,20 @@ def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_
     assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2
 
 
+def test_a_step_with_an_image_runs_on_a_machine_of_it_and_one_with_another_image_on_another(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no container engine: nothing is wrapped."""
+    rents(space, real, monkeypatch, container_engine="/nowhere/docker")
+    step = "{run: 'echo 1 > %s', image: 'team/trainer:%s', resources: {gpus: 1}, outputs: {o: %s}}"
+    space.recipe(f"steps:\n  a: {step % ('a', 1, 'a')}\n  b: {step % ('b', 2, 'b')}\n  c: {step % ('c', 1, 'c')}\n")
+    before = {entry["machine"] for entry in real.ledger()}
+    code, _, said = space.command("run", "--driver", "vastai")
+    assert code == 0, said
+    made = {entry["machine"] for entry in real.ledger()} - before
+    assert sorted(real.ask(f"/_logs/{id}/0").split("\n")[0] for id in made) == ["team/trainer:1", "team/trainer:2"] and not alive(real)
+
+
 Act = Callable[[Vastai, Lease], Coroutine[None, None, None]]
 
 

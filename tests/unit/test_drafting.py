@@ -71,6 +71,7 @@ def test_an_option_becomes_an_input_of_its_type(line: str, written: dict[str, An
         ("p.add_argument('--x')", "torch.save(model, f'{args.x}/model.pt')", "output", True),
         ("p.add_argument('--output-dir')", "", "output", True),
         ("p.add_argument('--ckpt-dir')", "torch.save(m, args.ckpt_dir / f'step-{n}.pt')", "state", True),
+        ("p.add_argument('--out')", "d = os.path.join(args.out, f'checkpoint-{n}')\nos.makedirs(d)", "state", True),
         ("p.add_argument('--resume-from')", "torch.load(args.resume_from)", "resume", False),
         ("p.add_argument('--save-every', type=int)", "", "value", False),
         ("p.add_argument('--x')", "name.replace(args.y, 'b')", "value", False),
@@ -150,6 +151,11 @@ def test_the_line_with_the_loss_is_read_by_the_pattern(tmp_path: Path) -> None:
         pattern = scripts.read(line).metrics
         assert isinstance(pattern, str) and {"epoch": 3}.items() <= metrics.match(log, pattern, Masker()).items()
         assert 0.5 in metrics.match(log, pattern, Masker()).values()
+
+
+def test_a_count_is_called_as_it_is_printed() -> None:
+    pattern = scripts.read('print(f"step {epoch} loss {loss}")').metrics
+    assert isinstance(pattern, str) and "<step>" in pattern and "<epoch>" not in pattern
 
 
 def test_what_stands_before_a_number_is_its_name_and_not_the_variable() -> None:

@@ -127,7 +127,10 @@ def test_a_measured_speed_lies_within_the_guess() -> None:
 def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     model = read(LLAMA)
     made = text("sft@1", SFT, model)
-    assert made == Training(method="lora", length=1024, batch=2, rank=16)
+    assert made == Training(method="lora", length=1024, batch=2, rank=16, logits="fused")
+    shared = text("sft@1", {**SFT, "method": "qlora", "optimizer": "paged_adamw_8bit", "sharding": "fsdp", "attention": "eager"}, model, devices=2)
+    assert shared is not None and (shared.method, shared.optimizer, shared.stage, shared.attention) == ("qlora", "paged_adamw_8bit", 3, "eager")
+    assert tokens({**SFT, "epochs": 3}, made) is None
     assert made is not None and tokens(SFT, made) == 100 * 16 * 1024
     pairs = text("dpo@1", SFT, model)
     assert pairs is not None and pairs.pairs and pairs.logits == "fused" and pairs.others == 0 and tokens(SFT, pairs) == 2 * 100 * 16 * 1024
@@ -145,6 +148,8 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
 def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
     steps = [name for more, _ in smaller({**SFT, "checkpoint_activations": False, "method": "full"}) for name in more]
     assert steps[:2] == ["micro_batch", "checkpoint_activations"] and steps[-1] == "method"
+    given = [more for more, _ in smaller({**SFT, "micro_batch": 1, "method": "lora", "optimizer": "adamw", "max_length": 512, "rank": 8})]
+    assert given == [{"optimizer": "adamw_8bit"}, {"method": "qlora"}]
     ranks = [more["rank"] for more, _ in smaller({"rank": 32})]
     assert ranks == [16, 8]
 

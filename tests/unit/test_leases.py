@@ -249,6 +249,19 @@ def test_only_what_nobody_can_want_any_more_is_ended_by_itself() -> None:
     assert fate(row._replace(price=0.0), "dead", now).end and not fate(row._replace(price=0.0), "gone", now).end
 
 
+def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_that_was_there(tmp_path: Path) -> None:
+    """Its machine may have come up and ended itself meanwhile."""
+
+    async def act(leases: Leases) -> None:
+        leases.limit, now = 2.0, time.time()
+        for key, asked, until in (("0" * 16, now - 3600, now - 1800), ("1" * 16, now - 60, now + 3600)):
+            leases.ledger.ask(LeaseRow(key, "loopback", "r1", "/ws", {}, "dead", "ASKED", {"id": "x"}, until, 1.2, asked=asked))
+        assert await leases.adopt() == [] and states(leases) == ["GONE", "GONE"]
+        assert leases.left() == pytest.approx(2.0 - 0.6), "half an hour of the first; the second would be there still"
+
+    on(tmp_path, act)
+
+
 def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     async def first(leases: Leases) -> None:
         leases.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}

@@ -114,3 +114,16 @@ def test_the_ledger_lies_in_the_home_of_the_user_and_reading_makes_nothing(tmp_p
     assert os.listdir(tmp_path) == []
     Ledger.open(tmp_path / "some" / "mine.db").close()
     assert stat.S_IMODE((tmp_path / "some" / "mine.db").stat().st_mode) & 0o077 == 0
+
+
+def test_a_ledger_of_the_version_before_is_read_without_being_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEDGER", module.LEDGER._replace(migrations=module.LEDGER.migrations[:1]))
+    with Ledger.open(path) as older:
+        older._database.connection.execute(
+            "INSERT INTO leases (key, driver, run, need, offer, lease, state) VALUES ('k1', 'cloud', 'r', '{}', '{}', '{}', 'UP')"
+        )
+    monkeypatch.undo()
+    before = path.read_bytes()
+    with Ledger.open(path, read_only=True) as ledger:
+        assert [row.key for row in ledger.living("cloud")] == ["k1"] and ledger.living()[0].stack == ""
+    assert path.read_bytes() == before

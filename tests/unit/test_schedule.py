@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.planning.schedule import FINAL, MOVES, Move, Outcome, Scheduler, Spent, State, Task, backoff, priorities, spent, word
+from runner.planning.schedule import EARLY, FINAL, MOVES, Move, Outcome, Scheduler, Spent, State, Task, backoff, priorities, spent, word
 
 CAPACITY = {"cpus": 2.0, "gpus": 1.0}
 
@@ -233,6 +233,17 @@ def test_a_skipped_step_skips_what_mentions_it_and_not_what_follows_it() -> None
     s = simple(Task("a"), Task("mentions", ("a",)), Task("follows", after=("a",)), Task("deeper", ("mentions",)))
     s.judge("a", "skip", "when is false")
     assert s.state("mentions") is s.state("deeper") is State.SKIPPED and s.ready() == ["follows"]
+
+
+def test_a_step_that_is_stopped_early_skips_what_mentions_it_and_the_run_completes() -> None:
+    scheduler = simple(Task("a"), Task("b"), Task("of a", needs=("a",)), Task("best", after=("a", "b")))
+    run(scheduler, "a", "b")
+    scheduler.end("a", Outcome(False, EARLY, "far behind"))
+    scheduler.end("b", Outcome(True))
+    assert scheduler.state("a") is scheduler.state("of a") is State.SKIPPED and scheduler.state("best") is State.READY
+    run(scheduler, "best")
+    scheduler.end("best", Outcome(True))
+    assert scheduler.result == "COMPLETED"
 
 
 def test_an_allowed_failure_lets_the_steps_below_go_on_and_the_run_complete() -> None:

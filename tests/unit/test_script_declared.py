@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.interface import scripts
+from runner.interface import drafting, script_hydra, scripts
+from runner.language import document, parse
 
 HF = '''
 from dataclasses import dataclass, field
@@ -103,3 +104,49 @@ def test_the_parameters_of_a_typer_command_are_read(how: str) -> None:
     assert (found["lr"].flag, found["lr"].type, found["lr"].default) == ("--lr", "number", "0.1")
     assert (found["epochs"].flag, found["epochs"].default, found["epochs"].help) == ("--n", "3", "so many")
     assert found["mixed"].negative == "--no-mixed" and found["out"].required and found["out"].role == "output"
+
+
+HYDRA = """
+import hydra
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg):
+    open(cfg.out, "w").write(str(cfg.lr))
+main()
+"""
+STORED = """
+import hydra
+from dataclasses import dataclass
+from omegaconf import MISSING
+@dataclass
+class Config:
+    data: str = MISSING
+    lr: float = 0.1
+    mixed: bool = False
+ConfigStore.instance().store(name="config", node=Config)
+@hydra.main(config_name="config")
+def main(cfg): pass
+"""
+
+
+def test_the_configuration_of_hydra_is_options_by_their_path() -> None:
+    values = {"defaults": ["_self_", {"opt": "adam"}], "lr": 0.1, "tag": "???", "on": True, "model": {"width": 8}, "out": "m.txt", "xs": [1]}
+    conf = script_hydra.Config("src/conf", values, {"opt": ("adam", "sgd")})
+    script = scripts.read(HYDRA, lambda folder, name: conf if (folder, name) == ("conf", "config") else None)
+    found = {option.name: option for option in script.options}
+    assert [option.flag for option in script.options] == ["opt=", "lr=", "tag=", "on=", "model.width=", "out="]
+    assert found["opt"].choices == ("adam", "sgd") and found["opt"].default == "'adam'" and found["tag"].required
+    assert (found["model_width"].type, found["model_width"].default, found["on"].type) == ("integer", "8", "boolean")
+    assert found["out"].role == "output" and script.reads == ("src/conf/",)
+    notes = " ".join(script.notes)
+    assert "opt.NAME=VALUE" in notes and "xs is left to what the configuration says" in notes
+    text = drafting.draft("mine", "src/train.py", script, ["src/train.py"], "./mine.yaml", lambda path: "").text
+    assert (
+        "[python, src/train.py, hydra.run.dir=.]" in text and '- "model.width={{ inputs.model_width }}"' in text and '- "on={{ inputs.on }}"' in text
+    )
+    parse.recipe(document.parse(text, "mine.yaml"))
+
+
+def test_a_class_in_the_store_of_hydra_is_its_options_and_a_missing_file_is_said() -> None:
+    found = options(STORED)
+    assert found["data"].required and (found["lr"].flag, found["lr"].default) == ("lr=", "0.1") and not found["mixed"].switch
+    assert "config.yaml was not found" in " ".join(scripts.read(HYDRA).notes)

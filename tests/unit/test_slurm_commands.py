@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from math import inf
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from drivers import slurm_commands as commands
-from drivers.base import Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
+from drivers.base import Denied, DriverError, HostLost, Need, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
 from drivers.slurm import Slurm, _End
 
 
@@ -145,3 +146,24 @@ def test_the_end_of_a_program_is_found_in_its_output_however_it_is_cut(size: int
     end = _End(mark)
     ours = b"".join(end.feed(said[at : at + size]) for at in range(0, len(said), size))
     assert ours == b"out\x1eput \x1eabcdef" and end.words == b"ended with 3\nits words\n"
+
+
+@pytest.mark.parametrize(
+    ("gres", "model"),
+    [("gpu:h100:4(S:0-1)", "h100"), ("gpu:2", None), ("gpu:a100:2,gpu:h100:2", None), ("shard:8,gres/gpu:rtx_4090:1", "rtx_4090"), ("(null)", None)],
+)
+def test_the_model_of_a_gpu_is_the_name_that_slurm_has_for_it(gres: str, model: str | None) -> None:
+    assert commands.model(gres) == model
+
+
+@pytest.mark.parametrize(("gpu", "asked"), [("H100", "gpu:h100:2"), ("RTX 4090", "gpu:rtx_4090:2"), (None, "gpu:2"), ("B200", None)])
+def test_a_model_of_gpu_is_asked_for_by_its_name(gpu: str | None, asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = "a*|2|idle|8|64000|0|1:00:00|gpu:h100:4|x\nb|2|idle|8|64000|0|1:00:00|gpu:rtx_4090:4|x\n"
+    driver = Slurm()
+
+    async def told(*_: object) -> str:
+        return listed
+
+    monkeypatch.setattr(driver, "_ask", told)
+    offers = asyncio.run(driver.offers(Wish(Need(gpus=2, gpu=gpu), together=Resources(gpus=2))))
+    assert [offer.data["gres"] for offer in offers][:1] == ([asked] if asked else [])

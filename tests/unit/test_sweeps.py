@@ -102,3 +102,27 @@ def test_a_sweep_has_axes_and_a_bounded_number_of_combinations() -> None:
     many = ",".join(map(str, range(1, 41)))
     assert "the sweep has 1,600 combinations (40 × 40), more than 1,000" in problems(given={"data": "d", "lr": many, "rank": many})[0]
     assert problems(given={"data": "d", "rank": ""}) == ['error: "rank" has no values (write rank=A,B)']
+
+
+def test_a_range_is_looked_through_and_the_trials_are_read_back() -> None:
+    given = {"lr": "1e-5..1e-2:log", "rank": "4..64", "base": "a/b,c/d", "data": "d"}
+    where = sweeps.space(DEMO, given, metric="loss")
+    assert where.axes == {"lr": sweeps.Range(1e-5, 1e-2, True, False), "rank": sweeps.Range(4, 64, False, True), "base": ["hf://a/b", "hf://c/d"]}
+    assert where.fixed == {"data": "d"} and where.size == float("inf")
+    points = [[1e-4, 8, "hf://a/b"], [0.002, 16, "hf://c/d"]]
+    text = sweeps.searched(DEMO, "../demo.yaml", where, points, None)
+    assert sweeps.trials(document.parse(text, "sweep.yaml").value, where.axes) == points
+    parse.recipe(document.parse(text, "sweep.yaml"))
+
+
+def test_every_mistake_of_a_range_is_told_at_once() -> None:
+    with pytest.raises(Invalid) as caught:
+        sweeps.space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
+    found = "\n".join(map(str, caught.value.problems))
+    for words in ('"lr" has no range that can be read: "-1..x" (write lr=LOW..HIGH', '"rank" has an empty range: 9 is not below 4', 'reports "los"'):
+        assert words in found, found
+    with pytest.raises(Invalid, match="must be more than 0, not -1"):
+        sweeps.space(DEMO, {"lr": "-1..1", "data": "d"}, metric="loss")
+    assert problems(given={"lr": "0.1..1", "data": "d"}) == [
+        'error: "lr" is a range, from which only a search takes values (add --tpe 30, or write values)'
+    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.paths import glob
 from runner.storage.files import Entry, Identity, settled, tree_id
-from runner.storage.objects import glob
 
 ENTRY = st.builds(Entry, st.text(max_size=6), st.sampled_from("fxld"), st.integers(0, 9), st.text(max_size=6))
 

@@ -28,7 +28,7 @@ PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}
 LOOK = 0.1
 
 _RUN = "an id or a part of one, last (the default), last~1"
-_END: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
+ENDS: Mapping[str, Literal["CANCELLED", "PAUSED"]] = {"cancel": "CANCELLED", "pause": "PAUSED"}
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     with existing(args.workspace) as ws:
         row = find_run(ws.store, args.run)
-        if args.verb in _END:
+        if args.verb in ENDS:
             return _end(ws, row, args.verb, {"keep_hosts": True} if getattr(args, "keep_host", False) else {})
         if args.driver is not None:
             check_driver(args.driver)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> int:
     """Cancel or pause a run: by its worker, or, where it has none, here."""
-    if row.state in FINAL or row.state == _END[verb]:
+    if row.state in FINAL or row.state == ENDS[verb]:
         raise _refused(f"run {row.id} is {row.state} already")
     while True:
         if ws.store.runs.live(row.id):
@@ -76,12 +76,12 @@ def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> i
                 raise _refused(f"run {row.id} is {ws.store.runs.get(row.id).state} already")
             done = _waited(ws, row.id, PATIENCE[verb])
         else:
-            done = end_unattended(ws, row, _END[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
+            done = end_unattended(ws, row, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
         if done:
             break
     state = ws.store.runs.get(row.id).state
     print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} goes on with it" if state == "PAUSED" else ""))
-    return 0 if state == _END[verb] else 1
+    return 0 if state == ENDS[verb] else 1
 
 
 def _waited(ws: Workspace, run: str, patience: float) -> bool:
@@ -149,7 +149,7 @@ def _again(ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice,
         raise NotFound(f"run {row.id} did not note what it was asked for", fix="`recipe run` with its recipe and inputs runs it again")
     settings = settings_of_run(row)
     if args.driver is not None and args.driver != settings.driver:
-        settings = replace(settings, driver=args.driver, hosts=())
+        settings = replace(settings, driver=args.driver, hosts=(), stack="")
     ws.share(settings.store or None)
     return carried_out(ws, request, choice, settings, args, resumed)
 

@@ -9,13 +9,13 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
 from ...planning.schedule import word
 from ...survey.input_manifests import manifest
-from ..differences import ASPECTS, Ran, all_of, as_json, compare, values
+from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
 from ..logs import Follower, Raw, Safe, parts, show
 from ..tables import aligned
 from ..tail import canvas, named, shown, span
@@ -278,13 +278,32 @@ def _say(text: str) -> None:
 def _diff(ws: Workspace, args: argparse.Namespace) -> int:
     rows = _compared(ws.store, args.a, args.b)
     tallies = ws.store.runs.tallies([row.id for row in rows])
-    a, b = (overview(ws, row, tallies[row.id]) for row in rows)
-    inputs = values(a["inputs"], b["inputs"])
-    steps = compare(_ran(ws, a["id"]), _ran(ws, b["id"]))
 
-    def held(content: str) -> Any:
-        return manifest(ws, content)
+    def compared(row: RunRow) -> Compared:
+        item = overview(ws, row, tallies[row.id])
+        took = f" in {span(item['seconds'])}" if item["seconds"] is not None else ""
+        counts = item["steps"]
+        tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"
+        head = f"{item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}"
+        return Compared(head, item["inputs"], _ran(ws, row.id), item)
 
+    tell(compared(rows[0]), compared(rows[1]), lambda content: manifest(ws, content), args)
+    return 0
+
+
+class Compared(NamedTuple):
+    """A run that is compared with another."""
+
+    head: str
+    inputs: Mapping[str, object]
+    ran: Mapping[str, Ran]
+    told: Mapping[str, object]
+    """What `--json` prints of it."""
+
+
+def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> None:
+    """Print what differs between two runs."""
+    inputs, steps = values(a.inputs, b.inputs), compare(a.ran, b.ran)
     if args.json:
         told = [
             {
@@ -295,13 +314,10 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
             }
             for step in steps
         ]
-        print(json.dumps({"a": a, "b": b, "inputs": [as_json(change, held) for change in inputs], "steps": told}, indent=2))
-        return 0
-    for letter, item in (("A", a), ("B", b)):
-        took = f" in {span(item['seconds'])}" if item["seconds"] is not None else ""
-        counts = item["steps"]
-        tally = f"{counts['ran']} ran, {counts['fresh']} fresh, {counts['failed']} failed"
-        print(f"{letter}  {item['id']}  {item['recipe']}  {moment(item['created'])}  {item['state']}{took}: {tally}")
+        print(json.dumps({"a": a.told, "b": b.told, "inputs": [as_json(change, held) for change in inputs], "steps": told}, indent=2))
+        return
+    for letter, run in (("A", a), ("B", b)):
+        print(f"{letter}  {run.head}")
     lines = ["inputs", *all_of(inputs, held, "  ")] if inputs else []
     differing = [step for step in steps if not step.only and (step.changes or step.states[0] != step.states[1])]
     listed = differing if args.verbose else differing[:_STEPS]
@@ -318,7 +334,6 @@ def _diff(ws: Workspace, args: argparse.Namespace) -> int:
         if only:
             more = f" and {len(only) - _LISTED} more" if len(only) > _LISTED else ""
             print(f"only in {letter}, fresh in {other} or no part of it: {named(', '.join(only[:_LISTED]))}{more}")
-    return 0
 
 
 def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from .catalog import SCHEMA, write_schema
 if TYPE_CHECKING:
     from ...paths import Standing
     from ..drafting import Draft
+    from ..script_hydra import Config
     from ..scripts import Script
 
 
@@ -157,7 +159,10 @@ def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft
     if not source.is_relative_to(home):
         fix = f"write the recipe beside it: recipe new {script.parent / name} --script {script}"
         raise Invalid([Problem("bad-place", f"{script} is not in {home}, where the code of {_shown(recipe)} has to lie", None, fix)])
-    read, path = _read(source), source.relative_to(home).as_posix()
+    if source.suffix == ".ipynb":
+        fix = f"make a program of it: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
+        raise Invalid([Problem("not-python", f"{script} is a notebook, which no step can run", None, fix)])
+    read, path = _read(source, home), source.relative_to(home).as_posix()
     needed = followed(str(home), [Start("script", path)], (), syntax_of)
     imports = [name for file in needed.files if file.endswith(".py") for name in syntax_of(str(home / file)).dotted]
 
@@ -170,11 +175,24 @@ def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft
     return made
 
 
-def _read(source: Path) -> Script:
+def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
+    """A configuration of Hydra, as it lies below `home`."""
+    from ...language import document
+    from ..script_hydra import Config
+
+    place = Path(os.path.abspath(script.parent / folder))
+    if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
+        return None
+    values = document.read(file).value
+    groups = {each.name: tuple(sorted(member.stem for member in each.glob("*.yaml"))) for each in place.iterdir() if each.is_dir()}
+    return Config(place.relative_to(home).as_posix(), values if isinstance(values, dict) else {}, groups)
+
+
+def _read(source: Path, home: Path) -> Script:
     from .. import scripts
 
     try:
-        return scripts.read(whole(source).decode("utf-8"))
+        return scripts.read(whole(source).decode("utf-8"), functools.partial(_config, home, source))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.name}:{line}" if line else source.name

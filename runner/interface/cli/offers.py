@@ -19,7 +19,7 @@ from ...hosts.pool import market_of, need_for
 from ...storage.workspace import Workspace
 from ..tables import aligned
 from .chosen import begun
-from .parser import add_request, add_where, filters, request_of
+from .parser import add_request, add_where, filters, request_of, take_stack
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -38,13 +38,18 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     where = filters(args.where)
-    asked, args.driver = args.driver, "local"
+    take_stack(args)
+    asked, args.driver = args.driver, args.driver if args.stack else "local"
     if args.recipe is None and args.file is None:
         with Workspace.open(args.workspace, read_only=True) as ws:
-            found = _asked(ws, asked, {"": Wish(Need(gpus=1), filters=where)})
+            if args.stack:
+                ws.on(args.stack)
+            found = _asked(ws, asked, {"": Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))), filters=where)})
     else:
         request = request_of(args)
         with begun(args.workspace, request) as ws:
+            if args.stack:
+                ws.on(args.stack)
             survey = look(ws, request, Choice())
             found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked).items()})
     if args.json:
@@ -70,12 +75,12 @@ def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:
     reckoned = estimates.of_plan(ws, found.plan, found.todo)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     for n in found.todo:
-        node, wants = found.plan.nodes[n], specs[n].resources
-        if node.flags & LOCAL or not wants.gpus or specs[n].select is not None:
+        node = found.plan.nodes[n]
+        if node.flags & LOCAL or not specs[n].resources.gpus or specs[n].select is not None:
             continue
         most = reckoned[n].seconds if n in reckoned else None
         known = most[1] if most is not None else expected.get(node.id)
-        need = need_for(wants, market)
+        need = need_for(specs[n], market, images=not found.request.current_python)
         first, before = by_need.get(need, (node.id, 0.0))
         by_need[need] = first, None if known is None or before is None else before + known / 3600
     return {step: Wish(need, hours=hours) for need, (step, hours) in by_need.items()}

@@ -42,6 +42,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("control", "go on with a run that was paused, or whose worker died"),
     "retry": ("control", "run what an ended run was asked for once more"),
     "logs": ("history", "what a run or one of its steps printed"),
+    "ssh": ("ssh", "a shell where a step runs, or a port of it here"),
     "results": ("results", "the instances and runs of a recipe in one table: inputs that differ, metrics, time; the best is marked"),
     "report": ("report", "how a run went, where the time of its trainings went, and what to change"),
     "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
@@ -54,14 +55,18 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "push": ("stores", "put results into a shared store"),
     "pull": ("stores", "bring results from a shared store"),
     "fetch": ("stores", "bring what a run made that a worker of another machine carried out"),
-    "config": ("stores", "the settings in force, and where each comes from"),
+    "config": ("stores", "the settings in force, and where each comes from; inputs that are kept under a name"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
     "offers": ("offers", "machines that could be rented now, and what each would cost"),
+    "stack": ("stack", "the machine that a stack keeps: make, start, stop, end it; what it costs"),
     "reap": ("reap", "rented machines, what they cost, and the end of those that nobody uses"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
     "fake-provider": ("fake_provider", "a provider of rented GPUs that costs nothing, on this machine, to try and test against"),
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
+
+KEPT_ELSEWHERE: Final = frozenset({"submit", "runs", "show", "logs", "diff", "status", "cancel", "pause", "resume", "retry", "fetch"})
+"""Verbs that take `--to`: they work on the runs of this workspace, of a database, or of a server."""
 
 RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
@@ -128,6 +133,10 @@ def run(words: Sequence[str]) -> int:
         from ...logs import begin
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
+    if verb in KEPT_ELSEWHERE and (args.to or os.environ.get("RECIPE_SERVER")):
+        at = import_module(".at", __package__)
+        if at.chosen(args):
+            return int(at.run(args, parser))
     return int(module.run(args))
 
 
@@ -159,6 +168,9 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
     parser.add_argument("-C", dest="workspace", metavar="DIR", help="the workspace; typed paths begin there (default: the nearest one upwards)")
     parser.add_argument("-q", "--quiet", action="count", default=0, help="say less; twice, only errors")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="say more, with the logs of recipe itself; twice, all of them")
+    if verb in KEPT_ELSEWHERE:
+        words = "where the runs are kept: https://… of a server, postgresql://… or `here` (default: $RECIPE_SERVER, else here)"
+        parser.add_argument("--to", default="", metavar="URL", help=words)
     module.arguments(parser, verb)
     return parser, module
 
@@ -218,6 +230,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stack", default="", metavar="NAME", help="driver, filters and limits of [stacks.NAME] in recipe.toml; other flags win")
     parser.add_argument(
         "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
     )
@@ -238,6 +251,7 @@ def request_of(args: argparse.Namespace) -> Any:
     from ...language import library
     from ...survey.survey import Request
 
+    take_stack(args)
     check_driver(args.driver)
     words = list(args.inputs)
     name = args.recipe
@@ -249,8 +263,33 @@ def request_of(args: argparse.Namespace) -> Any:
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
     given, origins = values_of(args, dict(word.split("=", 1) for word in words))
+    if os.environ.get("JOB_ID"):  # a platform's pod
+        from ...language import parse
+        from .. import pod
+
+        given = pod.inputs(parse.load(library.find(recipe, args.standing.root)), os.environ) | given
     out, folders = published_below(args), args.standing.folders(given)
     return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins, getattr(args, "nodes", 0))
+
+
+def take_stack(args: argparse.Namespace) -> None:
+    """Take what `--stack` says where no flag says otherwise.  Raises NotFound, and Invalid where a flag names another driver."""
+    if not getattr(args, "stack", ""):
+        return
+    from ... import settings
+    from ...errors import Invalid, Problem
+
+    stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
+    named = any(word.partition("=")[0] == "--driver" for word in args.line)
+    if named and args.driver != stack.driver:
+        words = f"the stack {stack.name} is of the driver {stack.driver}, and --driver names {args.driver}"
+        raise Invalid([Problem("clash", words, fix="leave --driver out, or take another stack")])
+    if args.hosts and stack.driver != "ssh":
+        words = f"--host names a server for the driver ssh, and the stack {stack.name} is of {stack.driver}"
+        raise Invalid([Problem("clash", words, fix="leave --host out, or take another stack")])
+    args.driver, args.store = stack.driver, args.store or stack.store or None
+    if hasattr(args, "nodes"):
+        args.nodes = args.nodes or stack.nodes
 
 
 def add_values(parser: argparse.ArgumentParser) -> None:

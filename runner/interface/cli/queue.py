@@ -45,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
     else:
         parser.add_argument("--once", action="store_true", help="end when no run is due, instead of waiting for more")
-        parser.add_argument("--concurrency", type=_positive, default=1, metavar="N", help="runs at once, each in a process of its own (default: 1)")
+        words = "runs at once, each in a process of its own (default: $MAX_CONCURRENT_JOBS, else 1)"
+        parser.add_argument("--concurrency", type=_positive, default=os.environ.get("MAX_CONCURRENT_JOBS") or 1, metavar="N", help=words)
         parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
         parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
         parser.add_argument("--tied", action="store_true", help="end when the standard input does: for a program that has this worker as its child")

@@ -17,6 +17,7 @@ from drivers.base import Closing, Driver, DriverError, Lease
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...hosts import reaper
+from ...hosts.kept import KeptLeases
 from ...hosts.leases import Leases, driver_of
 from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.store import home
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         elif each in ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
-            print(f"{'kept':11}  {words}" + ("" if each.fate.why == reaper.AT_WORK else f"; `recipe reap {each.row.key}` ends it"))
+            print(f"{'kept':11}  {words}" + ("" if _left_alone(each.fate.why) else f"; `recipe reap {each.row.key}` ends it"))
     return 5 if left else 0
 
 
@@ -141,13 +142,21 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
     for key in keys:
         if key not in by_key:
             raise NotFound(f"there is no lease {key}", fix=did_you_mean(key, by_key) or "`recipe reap -n` lists them")
+        if by_key[key].row.kept and not by_key[key].fate.end:
+            words = f"the lease {key} is a machine that is kept for the stack {by_key[key].row.stack}"
+            raise CannotRun(words, fix=f"`recipe stack down {by_key[key].row.stack.partition(' ')[0]}` ends it")
         if by_key[key].fate.why == reaper.AT_WORK:
             raise CannotRun(f"the run {by_key[key].row.run} is at work on the lease {key}", fix="interrupt it with Ctrl-C, or end its process")
     ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
-    dead = [each for each in known if args.dead and each not in ends and each.fate.why != reaper.AT_WORK]
+    dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate.why)]
     if dead and not args.dry_run and not _agreed(args, [reaper.described(each.row, time.time()) for each in dead], "--dead"):
         dead = []
     return [*ends, *dead]
+
+
+def _left_alone(why: str) -> bool:
+    """Whether a lease is in use, or is a stack's: then it is nobody's who died."""
+    return why == reaper.AT_WORK or why.startswith(reaper.KEPT)
 
 
 async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
@@ -157,7 +166,7 @@ async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
         try:
             driver = _driver(row, workspace)
             with Ledger.open(path) as ledger:
-                if words := await reaper.end(Leases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why):
+                if words := await reaper.end(KeptLeases(driver, row.driver, ledger, row.run, row.workspace), row, fate.why):
                     left[row.key] = words
             if isinstance(driver, Closing):
                 await driver.aclose()
@@ -169,7 +178,9 @@ async def _end(ends: Sequence[Known], workspace: Path) -> dict[str, str]:
 def _driver(row: LeaseRow, workspace: Path) -> Driver:
     """The driver of a lease, by the settings of its workspace, or, where that is no more, of this one.  Raises RecipeError."""
     root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(workspace))
-    return driver_of(row.driver, settings.load(root, os.environ).driver(row.driver), (), str(home(root, os.environ)))
+    config, stack = settings.load(root, os.environ), row.stack.partition(" of ")[0]
+    config = config.on(stack) if stack in config.stacks else config
+    return driver_of(row.driver, config.driver(row.driver), (), str(home(root, os.environ)))
 
 
 def _as_json(each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool) -> dict[str, object]:

@@ -198,7 +198,7 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
         if event.subject != "step":
             continue
         done = found.setdefault(event.id, _Done(event.id, event.after))
-        done.state = event.after
+        done.state = "STOPPED" if (event.before, event.after) == ("RUNNING", "SKIPPED") else event.after
         if event.after == "RUNNING" and event.before != "RUNNING":
             began[event.id] = event.at
             places[event.id] = str(event.data.get("site", ""))

@@ -12,7 +12,7 @@ from ...errors import Invalid, Problem
 from ...execution.refusals import concerned
 from ...execution.session import look
 from ...execution.session import run as run_session
-from ...execution.terms import Choice, Label, Settings
+from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
@@ -69,6 +69,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
+        parser.add_argument("--keep-alive", action="store_true", help="leave the machine of --stack running after the run, until its `auto_stop`")
         parser.add_argument(
             "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
         )
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     with begun(args.workspace, request) as ws:
         ws.share(args.store)
+        if args.stack:
+            ws.on(args.stack)
         return done(ws, request, args)
 
 
@@ -104,7 +107,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
 
 def choice_of(args: argparse.Namespace) -> Choice:
     """The steps that the flags ask for."""
-    return Choice(args.only, args.until, args.begin, tuple(args.again), args.force)
+    return Choice(args.only, args.until, args.begin, tuple(args.again), args.force, getattr(args, "leave", ()))
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -124,6 +127,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
         filters(args.where),
         args.python if args.python != "current" else "",
         args.out if isinstance(args.out, str) else "",
+        stack=args.stack,
+        keep_alive=args.keep_alive,
+        stop_early=getattr(args, "goal", None),
     )
 
 
@@ -133,10 +139,14 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
 
     if args.driver == "local" or not found.todo:
         return []
+    from ...execution.refusals import sends
     from .offers import chosen
 
     try:
-        return chosen(_shelves(ws, found, args))
+        shelves = _shelves(ws, found, args)
+        specs = [spec for spec in (found.plan.specs()[n] for n in found.todo) if spec.resources.gpus]
+        taken = {name for names in sends(specs, ws.environ).values() for name in names} if shelves else ()
+        return [*chosen(shelves), *([f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"] if taken else ())]
     except Infrastructure as error:
         return [f"rents: {error}"]
 
@@ -169,7 +179,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     if driver is None or args.yes:
         return True
     found = look(ws, request, choice)
-    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), found.plan.settings.limits.cost) if found.todo else None
+    limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
+    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost) if found.todo else None
     if total is None:
         return True
     if not sys.stdin.isatty():

@@ -13,7 +13,9 @@ from ...errors import Infrastructure
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     port = 8765 if verb == "serve" else 0
-    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"the port; 0 takes a free one (default: {port})")
+    known = os.environ if verb == "serve" else {}
+    words = f"the port; 0 takes a free one (default: {'$PORT, else ' if verb == 'serve' else ''}{port})"
+    parser.add_argument("--port", type=int, default=known.get("PORT") or port, metavar="N", help=words)
     if verb == "ui":
         parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run to show, or `last` (default: the list of runs)")
         parser.add_argument("--no-open", dest="opens", action="store_false", help="print the address, and open no browser")
@@ -24,7 +26,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.epilog = "examples:\n  recipe ui\n  recipe ui last --no-open"
         return
-    parser.add_argument("--host", dest="address", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default: 127.0.0.1)")
+    words = "the address to listen on (default: $HOST, else 127.0.0.1)"
+    parser.add_argument("--host", dest="address", default=known.get("HOST") or "127.0.0.1", metavar="ADDRESS", help=words)
     parser.add_argument("--with-worker", action="store_true", help="also carry the runs out, by a worker that ends with the server")
     parser.add_argument("--new-token", action="store_true", help="make another token for everything, and show it")
     parser.add_argument("--certificate", default="", metavar="FILE", help="serve HTTPS with this certificate chain (PEM)")

@@ -33,17 +33,21 @@ _LICENCES: Final = {
     "MIT License": "MIT License",
 }
 _PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
+_RUN: Final = re.compile(r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+"""What is the name of a run, and of no recipe."""
 _LOOKED_AT: Final = 50  # runs
 _LONGEST: Final = 70  # characters of a value
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    parser.add_argument("recipe", nargs="?", help=RECIPE)
+    parser.add_argument("recipe", nargs="?", help=f"{RECIPE}; or a run: its id, last, last~1", metavar="RECIPE|RUN")
     parser.add_argument("words", nargs="*", metavar="INPUT=VALUE", help="with --values: values for its inputs")
     parser.add_argument("--values", action="store_true", help="the value that each input would have, and where it comes from")
     add_values(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.epilog = "examples:\n  recipe show sft@1\n  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
+    parser.epilog = (
+        "examples:\n  recipe show sft@1\n  recipe show last\n  recipe show ./pipeline.yaml --json\n  recipe show sft@1 -i params.yaml --values rank=4"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
         raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
+    if names and _RUN.fullmatch(names[0]) and not os.path.lexists(args.standing.here / f"{names[0]}.yaml"):
+        return _run(args, names[0])
     meant = library.meant(args.standing, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
@@ -67,6 +73,17 @@ def run(args: argparse.Namespace) -> int:
     width = min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
     print("\n".join(shown(line) for line in datasheet.text(sheet, width)))
     return 0
+
+
+def _run(args: argparse.Namespace, word: str) -> int:
+    """Print how a run of this workspace, or of its database, stands."""
+    from ..handle.here import Here
+    from ..handle.shells import Run
+    from . import at
+    from .chosen import find_run, opened
+
+    with opened(args.workspace) as ws:
+        return at.show(Run(Here(ws), find_run(ws.store, word).id).status(), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:

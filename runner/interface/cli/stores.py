@@ -22,6 +22,7 @@ from ...storage.runs import FINAL
 from ...storage.workspace import Workspace
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
+from . import saved
 from .chosen import add_words, find_run, opened, requests
 from .parser import out_folder
 
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
     if verb == "config":
-        parser.epilog = "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud."
+        parser.add_argument("what", nargs="?", choices=saved.VERBS, help="inputs under a name: save, list, show, diff, restore; else the settings")
+        add_words(parser)
+        parser.add_argument("--note", default="", metavar="TEXT", help="with save: what it is for")
+        parser.add_argument("--replace", action="store_true", help="with save and restore: replace what has that name")
+        parser.add_argument("-o", dest="output", metavar="FILE", help="with restore: the file of values that is written (default: NAME.json)")
+        parser.epilog = (
+            "Credentials are in no file of recipe's, and not shown: they come from AWS_* and GOOGLE_* variables, ~/.aws and gcloud.\n\n"
+            'examples:\n  recipe config\n  recipe config save base sft@1 dataset=data.jsonl rank=16 --note "before the new data"\n'
+            "  recipe config diff base wide\n  recipe config restore base"
+        )
         return
     if verb == "fetch":
         parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
@@ -56,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "config":
-        return _config(args)
+        return saved.run(args) if args.what is not None else _config(args)
     with Workspace.open(args.workspace) as ws:
         if args.verb == "fetch":
             return _fetch(ws, args)

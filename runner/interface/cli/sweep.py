@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...digest import of_bytes
+from ...digest import of_bytes, of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
 from ...execution.session import look
-from ...language import library
+from ...language import document, library
 from ...paths import is_path
 from ...storage.workspace import Workspace
-from ...survey import comparison
+from ...survey import comparison, stopped
+from ...survey.results import points
 from ...survey.survey import Request
 from . import run as running
 from .parser import published_below, values_of
 from .results import as_text
 
 if TYPE_CHECKING:
-    from ..sweeps import Sweep
+    from ...language.recipe import Recipe
+    from ...language.values import Tree
+    from ...survey.survey import Survey
+    from ..sweeps import Space
+
+_TRIAL: Final = re.compile(r"[^/]*\[trial=(\d+)\]/")
+ROUND: Final = 4
+"""Trials of a search that are proposed at once."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -28,18 +40,28 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     best = parser.add_mutually_exclusive_group()
     best.add_argument("--min", metavar="METRIC", help="the instance with the least of this metric is the best")
     best.add_argument("--max", metavar="METRIC", help="the one with the most of it")
-    parser.add_argument("--random", type=running.positive, metavar="N", help="only so many combinations, by chance")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which by chance (default: 0): a greater --random adds some")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--random", type=running.positive, metavar="N", help="only so many combinations, by chance")
+    how.add_argument(
+        "--tpe", type=running.positive, metavar="N", help="search: N trials, each round proposed from what came of those before (extra `search`)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which by chance (default: 0): a greater --random or --tpe adds some")
+    parser.add_argument(
+        "--stop-early", action="store_true", help="stop instances that fall behind the better half while they run; their states are kept"
+    )
     parser.description = (
         "Run a recipe once for each combination of the values of its inputs, and compare what came of it. An input with several values, separated by "
-        "commas, is an axis; others are as for `recipe run`. What is the same in all instances runs once, and what an earlier sweep ran is fresh."
+        "commas, is an axis; others are as for `recipe run`. What is the same in all instances runs once, and what an earlier sweep ran is fresh. "
+        "With --tpe a number may be a range, LOW..HIGH or LOW..HIGH:log. Trials run in rounds of -j (default: 4), each proposed from those before."
     )
-    parser.epilog = "examples:\n  recipe sweep sft@1 learning_rate=1e-4,3e-4 rank=8,16 --min eval_loss\n  recipe sweep train lr=1e-4,1e-3 -n"
+    parser.epilog = (
+        "examples:\n  recipe sweep sft@1 learning_rate=1e-4,3e-4 rank=8,16 --min eval_loss\n  recipe sweep train lr=1e-4,1e-3 -n\n"
+        "  recipe sweep train lr=1e-5..1e-2:log rank=8,16,32 --min eval_loss --tpe 30"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
-    from ..sweeps import drafted
     from .parser import check_driver
 
     check_driver(args.driver)
@@ -54,29 +76,129 @@ def run(args: argparse.Namespace) -> int:
     source = library.find(meant, args.workspace)
     recipe = parse.load(source)
     given, origins = values_of(args, dict(word.split("=", 1) for word in words))
-    metric = args.min or args.max
-    folder = Path(os.path.abspath(args.workspace)) / ".recipe/sweeps"
-    uses = os.path.relpath(os.path.abspath(source), folder) if is_path(meant) else meant
-    swept = drafted(recipe, uses, given, preset=args.preset, origins=origins, metric=metric, draws=args.random, seed=args.seed)
+    asked = _Asked(args, recipe, meant, source, given, origins)
+    if asked.metric is None and (args.tpe is not None or args.stop_early):
+        flag = "--tpe" if args.tpe is not None else "--stop-early"
+        raise Invalid([Problem("bad-input", f"{flag} needs to know what is better", fix="add --min METRIC or --max METRIC")])
+    args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
-        request = _request(ws, args, swept, folder, recipe.id.partition("@")[0])
-        code = running.done(ws, request, args)
-        if code not in (0, 1) or args.dry_run or args.json or args.quiet > 1:
-            return code
-        _print(ws, request, metric, least=args.min is not None)
+        return _searched(ws, asked) if args.tpe is not None else _tried(ws, asked)
+
+
+class _Asked(NamedTuple):
+    """What is swept: a recipe, as it was called and where it lies, and what is given to it."""
+
+    args: argparse.Namespace
+    recipe: Recipe
+    meant: str
+    source: Path
+    given: Mapping[str, object]
+    origins: Mapping[str, str]
+
+    @property
+    def metric(self) -> str | None:
+        named: str | None = self.args.min or self.args.max
+        return named
+
+    @property
+    def folder(self) -> Path:
+        """Where recipes of sweeps lie."""
+        return Path(os.path.abspath(self.args.workspace)) / ".recipe/sweeps"
+
+    @property
+    def uses(self) -> str:
+        """How such a recipe names the one that is swept."""
+        return os.path.relpath(os.path.abspath(self.source), self.folder) if is_path(self.meant) else self.meant
+
+    @property
+    def name(self) -> str:
+        return self.recipe.id.partition("@")[0]
+
+    def request(self, path: Path, fixed: Mapping[str, object]) -> Request:
+        """What is asked of the recipe at `path`."""
+        out, folders = published_below(self.args) or Path("sweeps"), self.args.standing.folders(fixed)
+        recipe = f"./{path.relative_to(os.path.abspath(self.args.workspace))}"
+        return Request(recipe, dict(fixed), self.args.preset, out, self.args.python == "current", self.args.update, folders)
+
+
+def _tried(ws: Workspace, asked: _Asked) -> int:
+    """Every combination, or some by chance."""
+    from ..sweeps import drafted
+
+    args = asked.args
+    swept = drafted(
+        asked.recipe, asked.uses, asked.given, preset=args.preset, origins=asked.origins, metric=asked.metric, draws=args.random, seed=args.seed
+    )
+    text = swept.text.encode()
+    path = asked.folder / f"{asked.name}-{of_bytes(text)[:8]}.yaml"
+    if not path.exists():
+        ws.write(path, text)
+    request = asked.request(path, swept.fixed)
+    code = _round(ws, request, args) if args.stop_early else running.done(ws, request, args)
+    if code in (0, 1) and not (args.dry_run or args.json or args.quiet > 1):
+        _print(ws, request, asked.metric, least=args.min is not None)
     return code
 
 
-def _request(ws: Workspace, args: argparse.Namespace, swept: Sweep, folder: Path, name: str) -> Request:
-    """The recipe of the sweep, written down, and what is asked of it."""
-    text = swept.text.encode()
-    path = folder / f"{name}-{of_bytes(text)[:8]}.yaml"
-    if not path.exists():
-        ws.write(path, text)
-    out, folders = published_below(args) or Path("sweeps"), args.standing.folders(swept.fixed)
-    recipe = f"./{path.relative_to(os.path.abspath(args.workspace))}"
-    return Request(recipe, swept.fixed, args.preset, out, args.python == "current", args.update, folders)
+def _searched(ws: Workspace, asked: _Asked) -> int:
+    """Trials in rounds, each proposed from what came of those before; the recipe of the search says which there were, also to a later call."""
+    from .. import search, sweeps
+
+    args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
+    search.check()
+    where = sweeps.space(asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric)
+    fixed = {name: str(each) for name, each in where.fixed.items()}
+    study = of_value("search", [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed])
+    path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
+    request, code = asked.request(path, where.fixed), 0
+    drawn = sweeps.trials(document.read(path).value, where.axes) if path.exists() else []
+    while True:
+        if drawn and not args.dry_run:
+            code = _round(ws, request, args)
+            if code not in (0, 1) or (code == 1 and not args.keep_going):
+                break
+        results = _results(ws, look(ws, request), metric) if drawn else {}
+        if drawn and not results and code == 0 and not args.dry_run:
+            break  # the table says which metrics there are
+        tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
+        new = search.proposed(where, tried, min(args.tpe - len(drawn), args.jobs or ROUND), least=least, seed=args.seed)
+        if not new or args.dry_run:
+            _announce(where, len(drawn), new)
+            break
+        drawn += new
+        ws.write(path, sweeps.searched(asked.recipe, asked.uses, where, drawn, args.preset).encode())
+    if code in (0, 1) and drawn and not (args.dry_run or args.json or args.quiet > 1):
+        _print(ws, request, metric, least=least)
+    return code
+
+
+def _round(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
+    """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code."""
+    found = look(ws, request)
+    args.leave = tuple(stopped.attempts(ws, found)) if args.stop_early else ()
+    if args.leave and not args.quiet:
+        print(f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they go on", file=sys.stderr)
+    open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
+    return running.done(ws, request, args) if open or args.dry_run else 0
+
+
+def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
+    """By trial: the last number of the metric among its steps that are done, else what it had come to when it was stopped."""
+    results: dict[int, float] = {}
+    numbers = {found.plan.nodes[n].id: [made.metrics.get(metric)] for n, made in found.made.items()}
+    for id, attempt in stopped.attempts(ws, found).items():
+        numbers[id] = [point.get(metric) for point in points(ws, attempt) or ()]
+    for id, values in numbers.items():
+        if (trial := _TRIAL.match(id)) is not None:
+            results |= {int(trial[1]): float(value) for value in values if comparison.numeric(value)}
+    return results
+
+
+def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
+    """What would be tried next."""
+    for n, point in enumerate(new, known):
+        print(f"trial {n}: " + " ".join(f"{name}={json.dumps(value)}" for name, value in zip(where.axes, point, strict=True)))
 
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:

@@ -12,6 +12,7 @@ from ...execution.session import look
 from ...language.units import about
 from ...planning import fingerprint
 from ...planning.fingerprint import Change
+from ...planning.halving import STOPPED
 from ...planning.ids import stored
 from ...survey.explain import ended, image_of, replaced
 from ..differences import Manifest, all_of, as_json, text
@@ -94,6 +95,7 @@ class Answer:
                 return [f"  it did not run in {self.chosen}"]
             return ["  it has not run here before"] if self.answer in ("run", "maybe") else []
         how = row.outcome + (f" ({row.reason})" if row.reason else "") if row.reason != "stopped" else "stopped"
+        how = row.reason if row.outcome == STOPPED else how
         end = f", {how}" if row.outcome != "done" else ""
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
         when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"

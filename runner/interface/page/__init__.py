@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict
 
 from ...paths import VERSION
+from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
@@ -250,7 +251,7 @@ def _time(story: Story) -> Mapping[str, object] | None:
             attempt.started,
             attempt.ended,
             each.id,
-            "done" if attempt.outcome == "done" else "failed",
+            {"done": "done", STOPPED: "skipped"}.get(attempt.outcome, "failed"),
         )
         for each in story.instances
         for attempt in (each.attempts if each.state != "FRESH" else ())

@@ -1,0 +1,52 @@
+"""Who we are to providers and clusters that others use, too: the secret of this installation, and the mark that its machines bear."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from .base import Denied
+
+
+class Installation:
+    """The secret of this installation, made at the first use.  Its machines bear its mark."""
+
+    def __init__(self, secret: bytes, folder: Path = Path()) -> None:
+        self.folder = folder
+        self._secret = hmac.digest(b"recipe", secret, "sha256")  # HKDF (RFC 5869): extract
+        self.name = self.derived("name")[:4].hex()
+
+    @classmethod
+    def of(cls, path: str | None = None) -> Self:
+        """The installation whose secret is in a file, by default of this user.  Raises Denied when it cannot be read or made."""
+        folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+        file = Path(path or os.path.join(folder, "recipe", "installation"))
+        try:
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+                new.touch(0o600)
+                new.write_text(secrets.token_hex(32) + "\n", "ascii")
+                with suppress(FileExistsError):  # another process was first: its secret counts
+                    os.link(new, file)
+                new.unlink()
+            return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
+        except (OSError, ValueError) as error:
+            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
+
+    def mark(self, key: str) -> str:
+        """What the machine of a lease is called at its provider."""
+        return f"recipe-{self.name}-{key}"
+
+    def key(self, mark: str) -> str | None:
+        """The lease that a machine was rented for; None when it is not ours."""
+        ours = self.mark("")
+        return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
+
+    def derived(self, what: str) -> bytes:
+        """32 bytes for one purpose, the same for every process of this installation."""
+        return hmac.digest(self._secret, f"recipe {what}\x01".encode(), "sha256")  # expand, one block

@@ -1,0 +1,105 @@
+"""Connections of clients to the agent.  Knows messages (a length of 4 bytes, little-endian, then fields joined by NUL), not what they mean."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .contact import Contact
+    from .loop import Loop
+
+GREETING = b'{"agent": 1}\n'
+BACKLOG = 16 << 20
+"""Bytes a client may leave unread."""
+
+
+class Clients:
+    """Whoever is connected.  `obey` is called with a client and the messages that came from it."""
+
+    def __init__(self, loop: Loop, contact: Contact, listener: int, obey: Callable[[int, list[list[bytes]]], None]) -> None:
+        self._loop, self._contact, self._listener, self._obey = loop, contact, listener, obey
+        self._inputs: dict[int, bytearray] = {}
+        self._outputs: dict[int, bytearray] = {}
+        loop.watch(listener, self._accept)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._inputs)
+
+    def _accept(self, _: int) -> None:
+        import socket
+
+        with socket.socket(fileno=os.dup(self._listener)) as listener:
+            listener.setblocking(False)
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                return
+            self.welcome(client.detach())
+
+    def welcome(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+        self._inputs[fd] = bytearray()
+        self._outputs[fd] = bytearray()
+        self._contact.came(fd)
+        self._loop.watch(fd, self._hear)
+        self.tell(fd, GREETING)
+
+    def _dismiss(self, fd: int) -> None:
+        if self._inputs.pop(fd, None) is not None:
+            self._contact.went(fd)
+            del self._outputs[fd]
+            self._loop.close(fd)
+
+    def tell(self, fd: int, data: bytes) -> None:
+        waiting = self._outputs.get(fd)
+        if waiting is None:
+            return
+        waiting += data
+        try:
+            while waiting:
+                del waiting[: os.write(fd, waiting)]
+        except BlockingIOError:
+            if len(waiting) > BACKLOG:
+                self._dismiss(fd)  # it asks again when it comes back
+            else:
+                self._loop.until_writable(fd, True)
+        except OSError:
+            waiting.clear()  # it is gone; but what it asked for before it went is still to be read
+
+    def tell_all(self, data: bytes) -> None:
+        for fd in list(self._outputs):
+            self.tell(fd, data)
+
+    def _hear(self, fd: int) -> None:
+        if self._outputs[fd]:
+            self._loop.until_writable(fd, False)
+            self.tell(fd, b"")
+            if fd not in self._inputs:
+                return
+        try:
+            data = os.read(fd, 1 << 15)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(fd)
+            return
+        buffer = self._inputs[fd]
+        buffer += data
+        begin = 0
+        messages: list[list[bytes]] = []
+        while len(buffer) - begin >= 4:
+            end = begin + 4 + int.from_bytes(buffer[begin : begin + 4], "little")
+            if end > len(buffer):
+                break
+            messages.append(bytes(buffer[begin + 4 : end]).split(b"\0"))
+            begin = end
+        del buffer[:begin]
+        self._obey(fd, messages)
+        self._contact.heard(fd)

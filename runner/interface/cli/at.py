@@ -1,0 +1,313 @@
+"""Verbs about runs that a server keeps (`--to https://…`, or `RECIPE_SERVER`): the same words and output, by handles of runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import Busy, Invalid, NotFound, Problem
+from ...language.units import about
+from ...paths import beside
+from ...planning.ids import readable, stored
+from ...storage.runs import FINAL
+from ..handle.far import Server, is_server
+from ..handle.shells import Place, Run, runs_of
+from ..logs import Raw, Safe
+from ..tables import aligned
+from ..tail import canvas, named, shown, span
+from .chosen import moment
+from .control import ENDS, PATIENCE
+
+if TYPE_CHECKING:
+    from ..handle.core import Status
+    from ..logs import Writer
+
+HERE: Final = "here"
+"""The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""
+LISTED: Final = 200
+"""Runs among which a part of an id, or `last~N`, is looked for."""
+LOOK: Final = 0.2
+"""Seconds between two looks whether what was asked is done."""
+LETTING_GO: Final = 10.0
+ALLOWED: Final[Mapping[str, frozenset[str]]] = {
+    "submit": frozenset(
+        {"recipe", "inputs", "values_files", "parts", "preset", "driver", "priority", "not_before", "key", "label", "user", "file", "json"}
+    ),
+    "runs": frozenset({"last", "recipe", "failed", "json"}),
+    "show": frozenset({"recipe", "json"}),
+    "status": frozenset({"json"}),
+    "logs": frozenset({"run", "follow", "attempt"}),
+    "diff": frozenset({"a", "b", "json"}),
+    "cancel": frozenset({"run"}),
+    "pause": frozenset({"run"}),
+    "resume": frozenset({"run"}),
+    "retry": frozenset({"run", "begin"}),
+    "fetch": frozenset({"run", "out", "overwrite", "json"}),
+}
+"""What of each verb's command line means something to a server."""
+_ALWAYS: Final = frozenset({"to", "quiet", "verbose", "workspace", "help"})
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Do a verb at the server that `args.to` names.  Raises RecipeError."""
+    refuse(args, parser)
+    place = Server(args.to)
+    try:
+        return _VERBS[args.verb](place, args)
+    finally:
+        place.close()
+
+
+def chosen(args: argparse.Namespace) -> bool:
+    """Whether a verb is to be done at a server; a database becomes the one that runs are kept in.  Raises Invalid."""
+    args.to = args.to or os.environ.get("RECIPE_SERVER", "")
+    if not args.to or args.to == HERE:
+        return False
+    if is_server(args.to):
+        return True
+    if not args.to.startswith(("postgresql://", "postgres://")):
+        fix = "write https://HOST:PORT of a server, postgresql://USER@HOST/DATABASE, or `here`"
+        raise Invalid([Problem("bad-address", "--to is neither a server nor a database", fix=fix)])
+    os.environ["RECIPE_RUNS"] = args.to
+    return False
+
+
+def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse what was given and a server would not heed.  Raises Invalid with all of it."""
+    given = [
+        action
+        for action in parser._actions
+        if action.dest not in ALLOWED[args.verb] | _ALWAYS and getattr(args, action.dest, action.default) not in (action.default, [], None)
+    ]
+    if given:
+        fix = "leave it out, or give --to here or --to postgresql://…"
+        words = [action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest) for action in given]
+        raise Invalid([Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words])
+
+
+def find(place: Place, word: str) -> Run:
+    """The run that a word names: its id, a part of it that no other recent one has, `last`, `last~1`.  Raises NotFound."""
+    name, tilde, back = word.partition("~")
+    if name == "last" and (not tilde or back.isdecimal()):
+        number = int(back) if tilde else 0
+        rows = runs_of(place, {}, number + 1)
+        if number >= len(rows):
+            raise NotFound(f"{word}: there are only {len(rows)} runs at {place.name}", fix="`recipe runs` lists them")
+        return Run(place, rows[number].id)
+    matching = [row.id for row in runs_of(place, {}, LISTED) if word and word in row.id]
+    if len(matching) > 1 and word not in matching:
+        raise NotFound(f'"{word}" may be any of {len(matching)} runs: {", ".join(matching[:3])}, …', fix="give more of it")
+    run = Run(place, matching[0] if len(matching) == 1 else word)
+    try:
+        run.status()
+    except NotFound:
+        raise NotFound(f'there is no run "{word}" at {place.name}', fix="`recipe runs` lists them") from None
+    return run
+
+
+def _submit(place: Place, args: argparse.Namespace) -> int:
+    from ...execution.queue import Ticket
+    from ...execution.terms import Settings
+    from ...survey.survey import Request
+    from ..handle.opening import New, submitted
+    from .parser import told_apart, values_of
+
+    names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.inputs])
+    names += [str(args.file)] if args.file is not None else []
+    if len(names) != 1:
+        fix = f"name one of its catalog: recipe submit NAME INPUT=VALUE --to {args.to}"
+        raise Invalid([Problem("no-recipe", f"a server runs one recipe by its name, and {len(names)} are named", fix=fix)])
+    given, _ = values_of(args, typed)
+    ticket = Ticket(args.priority, args.not_before, args.key, dict(args.label), args.user)
+    run = submitted(New(Request(names[0], given, args.preset), settings=Settings(args.driver), ticket=ticket), args.to, args.workspace)
+    run.close()
+    print(run.id)
+    if not args.quiet:
+        print(f"recipe: run {run.id} is stored at {place.name}; `recipe logs -f {run.id} --to {place.name}` follows it", file=sys.stderr)
+    return 0
+
+
+def _runs(place: Place, args: argparse.Namespace) -> int:
+    query = {"recipe": args.recipe} if args.recipe is not None else {}
+    rows = [row for row in runs_of(place, query, LISTED if args.failed else args.last) if not args.failed or row.state == "FAILED"][: args.last]
+    if args.json:
+        print(json.dumps([_plain(row) for row in rows], indent=2))
+    elif not rows:
+        print(f"there is no such run at {place.name}", file=sys.stderr)
+    else:
+        table = [("RUN", "BEGAN", "STATE", "TIME", "RECIPE", "INPUTS", "USER")]
+        table += [(row.id, _moment(row.created), row.word, _took(row), shown(row.recipe), shown(_given(row)), shown(row.user)) for row in rows]
+        print("\n".join(aligned(table, range(3, 4))))
+    return 0
+
+
+def _show(place: Place, args: argparse.Namespace) -> int:
+    return show(find(place, args.recipe or "last").status(), args)
+
+
+def show(found: Status, args: argparse.Namespace) -> int:
+    """Print one run: how it stands, its steps and outputs."""
+    if args.json:
+        print(json.dumps(_plain(found), indent=2))
+        return 0
+    percent = f" {found.progress.percent:.0f}%" if found.progress.percent is not None and not found.over else ""
+    eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
+    took = _took(found)
+    print(shown(f"{found.id}  {found.recipe}  {_moment(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"))
+    facts = [
+        ("reason", found.reason),
+        ("asked", found.request),
+        ("inputs", _given(found)),
+        ("driver", found.driver if found.driver != "local" else ""),
+    ]
+    facts += [("user", found.user), ("cost", f"${found.cost:.2f}" if found.cost else ""), *sorted(found.labels.items())]
+    for name, value in facts:
+        if value:
+            print(f"{name}: {shown(value)}")
+    steps = [(named(each.id), each.state, str(each.attempts or ""), shown(each.host), shown(each.reason)) for each in found.steps]
+    if steps:
+        print("\n".join(aligned([("STEP", "STATE", "ATTEMPTS", "HOST", "WHY"), *steps], range(2, 3))))
+    for output in found.outputs:
+        print(f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}")
+    return 0
+
+
+def _status(place: Place, args: argparse.Namespace) -> int:
+    """What is under way, and what waits."""
+    rows = [row for state in ("ACTIVE", "QUEUED", "PAUSED") for row in runs_of(place, {"state": state}, LISTED)]
+    if args.json:
+        print(json.dumps([_plain(row) for row in rows], indent=2))
+    elif not args.quiet:
+        for row in rows:
+            print(shown(f"{row.word.lower()}: {row.id} {row.recipe}, since {_moment(row.created)}"))
+        if not rows:
+            print("no run is under way or waits")
+    return 0
+
+
+def _logs(place: Place, args: argparse.Namespace) -> int:
+    name, _, step = stored(args.run).partition("/")
+    run = find(place, name)
+    writer: Writer = Raw(sys.stdout.buffer)
+    if sys.stdout.isatty():
+        writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
+    last, heads = "", not step
+    for line in run.logs(follow=args.follow, step=step, attempt=args.attempt or 0):
+        head = f"==> {readable(line.step)}{f', attempt {line.attempt}' if line.attempt > 1 else ''} <=="
+        if heads and head != last:
+            writer.head(head)
+            last = head
+        writer.write(f"{line.text}\n".encode())
+    writer.end()
+    return 0
+
+
+def _diff(place: Place, args: argparse.Namespace) -> int:
+    from ..differences import Ran
+    from .history import Compared, tell
+
+    second = find(place, args.b or "last").status()
+    if args.a is None or (args.b is None and find(place, args.a).id == second.id):
+        before = [row for row in runs_of(place, {"recipe": second.recipe}, LISTED) if row.id < second.id]
+        if not before:
+            raise NotFound(f"{second.id} is the only run of {second.recipe} at {place.name}", fix="name two runs; `recipe runs` lists them")
+        first = Run(place, before[0].id).status()
+    else:
+        first = find(place, args.a).status()
+
+    def ran(found: Status) -> dict[str, Ran]:
+        outputs: dict[str, dict[str, str]] = {}
+        for each in found.outputs:
+            step, _, output = each.name.rpartition(".")
+            outputs.setdefault(step, {})[output] = each.content
+        metrics: dict[str, dict[str, Any]] = {}
+        for point in Run(place, found.id).metrics():
+            metrics.setdefault(point.step, {}).update(point.values)
+        return {each.id: Ran(each.state, None, outputs.get(each.id), metrics.get(each.id, {})) for each in found.steps}
+
+    def compared(found: Status) -> Compared:
+        counts = {state: sum(each.state == state for each in found.steps) for state in ("DONE", "FRESH", "FAILED")}
+        head = f"{found.id}  {shown(found.recipe)}  {_moment(found.created)}  {found.word}{f' in {_took(found)}' if _took(found) else ''}"
+        tally = f"{counts['DONE']} ran, {counts['FRESH']} fresh, {counts['FAILED']} failed"
+        return Compared(f"{head}: {tally}", found.inputs, ran(found), _plain(found))
+
+    tell(compared(first), compared(second), lambda _content: None, args)
+    return 0
+
+
+def _control(place: Place, args: argparse.Namespace) -> int:
+    run = find(place, args.run)
+    if args.verb == "retry":
+        print(run.retry(args.begin).id)
+        return 0
+    what = {"cancel": run.cancel, "pause": run.pause, "resume": run.resume}[args.verb]
+    deadline = time.monotonic() + PATIENCE.get(args.verb, LETTING_GO)
+    while True:
+        try:
+            what()
+            break
+        except Busy:  # the worker of a run that has just paused has not let go of it yet
+            if args.verb != "resume" or time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK)
+    now = run.status()
+    while args.verb != "resume" and not now.over and now.state != "PAUSED":
+        if time.monotonic() > deadline:
+            raise Busy(f"run {run.id} was asked, and is not stopped yet", fix=f"`recipe logs {run.id} -f --to {place.name}` shows what it does")
+        time.sleep(LOOK)
+        now = run.status()
+    print(f"run {run.id} is {now.state}")
+    return 0 if args.verb == "resume" or now.state == ENDS[args.verb] else 1
+
+
+def _fetch(place: Place, args: argparse.Namespace) -> int:
+    run = find(place, args.run)
+    now = run.status()
+    folder = Path(args.standing.typed(str(args.out))) if args.out is not None else Path("out") / now.recipe / run.id
+    folder = args.workspace / folder
+    paths = run.download(folder, overwrite=args.overwrite)
+    names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
+    if args.json:
+        files = [{"name": names[path], "path": beside(str(path)), "bytes": path.stat().st_size} for path in paths]
+        print(json.dumps({"run": run.id, "server": place.name, "state": now.state, "files": files}, indent=2))
+    elif not args.quiet:
+        for path in paths:
+            print(shown(f"{names[path]}  {beside(str(path))}  {about(path.stat().st_size)}"))
+    if now.state not in FINAL and not args.quiet:
+        print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
+    return 0
+
+
+_VERBS: Final[Mapping[str, Callable[[Place, argparse.Namespace], int]]] = {
+    "submit": _submit, "runs": _runs, "show": _show, "status": _status, "logs": _logs, "diff": _diff, "cancel": _control, "pause": _control,
+    "resume": _control, "retry": _control, "fetch": _fetch,
+}  # fmt: skip
+
+
+def _plain(found: Status) -> dict[str, object]:
+    """A run for programs."""
+    steps, outputs = [each._asdict() for each in found.steps], [each._asdict() for each in found.outputs]
+    return {**found._asdict(), "progress": found.progress._asdict(), "steps": steps, "outputs": outputs}
+
+
+def _given(found: Status) -> str:
+    words: Sequence[str] = [f"--preset {found.preset}"] if found.preset else []
+    return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])
+
+
+def _moment(text: str) -> str:
+    return moment(datetime.fromisoformat(text).timestamp()) if text else ""
+
+
+def _took(found: Status) -> str:
+    if not found.ended or not found.created:
+        return ""
+    return span((datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)).total_seconds())

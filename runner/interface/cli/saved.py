@@ -1,0 +1,139 @@
+"""`recipe config save | list | show | diff | restore`: inputs of a recipe under a name, with a note, kept in the workspace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...errors import CannotRun, Corrupt, Invalid, NotFound, Problem, did_you_mean
+from ...paths import beside
+from ...storage.workspace import Workspace
+from ..tables import aligned
+from ..tail import shown
+from .chosen import moment, one_request, opened
+
+VERBS: Final = ("save", "list", "show", "diff", "restore")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Saved(NamedTuple):
+    """What was saved under a name.  `recipe` and paths are as the workspace calls them."""
+
+    name: str
+    recipe: str
+    inputs: Mapping[str, object]
+    preset: str | None
+    note: str
+    saved: float  # seconds since the epoch
+
+    @property
+    def line(self) -> str:
+        given = [f"{name}={value}" for name, value in self.inputs.items()]
+        return " ".join([self.recipe, *([f"--preset {self.preset}"] if self.preset else []), *given])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises Invalid, NotFound, CannotRun."""
+    words = list(args.words)
+    least, most = {"save": (1, None), "list": (0, 0), "show": (1, 1), "diff": (2, 2), "restore": (1, 1)}[args.what]
+    if len(words) < least or (most is not None and len(words) > most):
+        wanted = {"save": "NAME, a recipe and inputs", "list": "no name", "diff": "two names"}.get(args.what, "one name")
+        raise Invalid([Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")])
+    with (Workspace.open if args.what == "save" else opened)(args.workspace) as ws:
+        if args.what == "save":
+            return _save(ws, args, words[0], words[1:])
+        if args.what == "list":
+            return _list(ws, args)
+        found = [load(ws, name) for name in words]
+        return {"show": _show, "diff": _diff, "restore": _restore}[args.what](args, found)
+
+
+def _path(ws: Workspace, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise Invalid([Problem("bad-input", f'"{name}" is no name', fix="letters, digits, `.`, `_` and `-`, at most 64")])
+    return ws.home / "saved" / f"{name}.json"
+
+
+def load(ws: Workspace, name: str) -> Saved:
+    """What was saved under a name.  Raises NotFound, Corrupt."""
+    path = _path(ws, name)
+    try:
+        return Saved(**json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        raise NotFound(f'nothing is saved as "{name}"', fix=did_you_mean(name, _names(ws)) or "`recipe config list` lists what is") from None
+    except (ValueError, TypeError):
+        raise Corrupt(f"{path} is damaged", fix="remove it, and save it again") from None
+
+
+def _names(ws: Workspace) -> list[str]:
+    return sorted(path.stem for path in (ws.home / "saved").glob("*.json"))
+
+
+def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[str]) -> int:
+    from ...language.library import find
+    from ...survey.survey import compiled, storable
+
+    path = _path(ws, name)
+    if path.exists() and not args.replace:
+        raise CannotRun(f'"{name}" is saved already', fix="another name, or --replace")
+    request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
+    plan = compiled(ws, find(request.recipe, ws.root), request, {})  # what is no input, or no value of one, is refused now
+    kept = storable(ws, plan, request)
+    saved = Saved(name, kept.recipe, json.loads(json.dumps(dict(kept.inputs), default=str)), kept.preset, args.note, time.time())
+    ws.write(path, json.dumps(saved._asdict(), indent=2).encode())
+    if not args.quiet:
+        print(shown(f"{name}: {saved.line}"))
+    return 0
+
+
+def _list(ws: Workspace, args: argparse.Namespace) -> int:
+    found = [load(ws, name) for name in _names(ws)]
+    if args.json:
+        print(json.dumps([each._asdict() for each in found], indent=2))
+    elif found:
+        rows = [(each.name, moment(each.saved), shown(each.line), shown(each.note)) for each in found]
+        print("\n".join(aligned([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
+    elif not args.quiet:
+        print("nothing is saved")
+    return 0
+
+
+def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+    each = found[0]
+    if args.json:
+        print(json.dumps(each._asdict(), indent=2))
+        return 0
+    print(shown(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
+    for name, value in [("note", each.note), ("preset", each.preset), *each.inputs.items()]:
+        if value not in ("", None):
+            print(shown(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
+    return 0
+
+
+def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+    from ..differences import all_of, as_json, values
+
+    a, b = ({"recipe": each.recipe, "preset": each.preset, **each.inputs} for each in found)
+    changes = values(a, b)
+    if args.json:
+        print(json.dumps([as_json(change, lambda _content: None) for change in changes], indent=2))
+    else:
+        print("\n".join(all_of(changes, lambda _content: None, "")) or "nothing differs")
+    return 0
+
+
+def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+    """Write the values into a file, and print the line that runs with it."""
+    each = found[0]
+    target: Path = args.standing.root / (args.output or f"{each.name}.json")
+    data = json.dumps(dict(each.inputs), indent=2) + "\n"
+    if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
+        raise CannotRun(f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace")
+    target.write_text(data, "utf-8")
+    print(shown(f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"))
+    return 0

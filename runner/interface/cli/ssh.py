@@ -1,0 +1,122 @@
+"""`recipe ssh`: a shell where a step runs, or a port of it here; by OpenSSH's client, with the keys and the host key that the run itself uses."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from drivers.base import Closing, DriverError, Entered, Host
+
+from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
+from ...execution.terms import placed, settings_of_run
+from ...hosts.leases import driver_of, lease_of
+from ...planning.ids import names
+from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
+from .chosen import find_run, opened
+
+if TYPE_CHECKING:
+    from ...storage.runs import RunRow
+    from ...storage.workspace import Workspace
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("place", metavar="RUN/STEP", help="a step that runs; RUN as `recipe runs` shows it, or `last`")
+    add_way(parser)
+    parser.epilog = "examples:\n  recipe ssh last/train\n  recipe ssh last/train -L 6006\n  recipe ssh last/train -- nvidia-smi"
+
+
+def add_way(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what is done there."""
+    parser.add_argument("command", nargs="*", metavar="COMMAND", help="run this there instead of a shell; after `--` where it has flags")
+    parser.add_argument(
+        "-L",
+        dest="forwards",
+        metavar="PORT",
+        action="append",
+        default=[],
+        help="have this port of it here: 6006, or 8080:localhost:6006; no shell",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    word, _, step = args.place.partition("/")
+    if not step:
+        raise Invalid([Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")])
+    with opened(args.workspace) as ws:
+        row = find_run(ws.store, word)
+        return asyncio.run(_entered(ws, row, _site(ws, row, step), args))
+
+
+async def _entered(ws: Workspace, row: RunRow, site: str, args: argparse.Namespace) -> int:
+    settings = placed(ws, settings_of_run(row))
+    lease = _lease(ws, row.id, settings.driver, site)
+    driver = driver_of(settings.driver, ws.config.driver(settings.driver), settings.hosts, str(ws.home))
+    try:
+        found = await driver.hosts(lease_of(lease))
+        return enter(site, found[0] if found else None, args.forwards, args.command)
+    except DriverError as error:
+        raise Infrastructure(str(error), fix=f"`recipe status` says how run {row.id} stands") from error
+    finally:
+        if isinstance(driver, Closing):
+            await driver.aclose()
+
+
+def enter(site: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
+    """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
+    if host is None:
+        raise Infrastructure(f"{site} is not up", fix="wait until it is; `recipe stack status` and `recipe status` say so")
+    if not isinstance(host, Entered):
+        raise CannotRun(f"{site} is a folder of this machine, and has no login of its own", fix=f"cd {host.root}")
+    ports = [word for each in forwards for word in ("-L", f"{each}:localhost:{each}" if each.isdecimal() else each)]
+    with tempfile.TemporaryDirectory(prefix="recipe-ssh-") as folder:
+        way = [*host.way(folder)]
+        words = [way[0], *ports, *(["-N"] if ports and not command else []), *(["-t"] if not command and sys.stdin.isatty() else []), *way[1:]]
+        if ports and not command:
+            print(f"recipe: {', '.join(forwards)} of {site} is here until Ctrl-C", file=sys.stderr, flush=True)
+        return _called([*words, *command])
+
+
+def _called(words: Sequence[str]) -> int:
+    """The exit code of a program that has this terminal.  It gets what ends this process; Ctrl-C is its own."""
+    try:
+        program = subprocess.Popen(words)
+    except FileNotFoundError as error:
+        raise CannotRun("there is no `ssh` on this machine", fix="install OpenSSH's client") from error
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, lambda *_: program.terminate())
+    try:
+        return program.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _site(ws: Workspace, row: RunRow, word: str) -> str:
+    """Where a step of a run runs now.  Raises NotFound, and CannotRun for one that does not run, or runs here."""
+    steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
+    if not steps:
+        raise NotFound(f'run {row.id} has no step "{word}" that was begun', fix=f"`recipe status` shows the steps of run {row.id}")
+    running = next((step.step for step in steps if step.state == "RUNNING"), None)
+    if running is None:
+        raise CannotRun(f"{steps[0].step} does not run: it is {steps[0].state}", fix="`recipe logs` shows what it printed")
+    told = [event for event in ws.store.runs.events(row.id) if event.subject == "step" and event.id == running and event.data.get("site")]
+    if not told:
+        raise CannotRun(f"{running} runs on this machine", fix=f"its folder is below {os.path.join(ws.home, 'attempts')}")
+    return str(told[-1].data["site"]).partition("\n")[0]
+
+
+def _lease(ws: Workspace, run: str, driver: str, site: str) -> LeaseRow:
+    """The lease of a place.  Raises CannotRun when it is gone."""
+    for path in (of_user(ws.environ), of_workspace(ws.home)):
+        with Ledger.open(path, read_only=True) as ledger:
+            for row in ledger.of_run(run):
+                if row.state == "UP" and site in (f"{driver} {row.lease.get('id')}", f"{driver} {row.offer.get('id')}"):
+                    return row
+    raise CannotRun(f"this machine has no lease of {site}", fix="ask where the run was started")

@@ -1,0 +1,98 @@
+"""`recipe stack`: the machine that a stack keeps: make it, start it, stop it, end it, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from drivers.base import DriverError
+
+from ...errors import Infrastructure
+from ...hosts import stacks
+from ...storage.workspace import Workspace
+from .chosen import moment
+from .ssh import add_way, enter
+
+if TYPE_CHECKING:
+    from ...hosts.kept import KeptLeases
+    from ...settings import Stack
+
+ACTIONS = {
+    "up": "make what the stack needs, and have its machine run",
+    "down": "end its machine, with its disk, and what `up` made beside it",
+    "start": "have its machine run; a run does so by itself",
+    "stop": "have its machine stand still: its disk stays",
+    "status": "what it has, and what that costs",
+    "ssh": "a shell on its machine while that runs",
+}
+
+
+def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    parser.add_argument("action", choices=ACTIONS, help="; ".join(f"{name}: {words}" for name, words in ACTIONS.items()))
+    parser.add_argument("name", metavar="NAME", help="the stack, as [stacks.NAME] of recipe.toml calls it")
+    add_way(parser)
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.epilog = "examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny"
+
+
+def run(args: argparse.Namespace) -> int:
+    with Workspace.open(args.workspace) as ws:
+        stack = ws.config.stack(args.name)
+        try:
+            return asyncio.run(_done(ws, stack, args))
+        except DriverError as error:
+            raise Infrastructure(str(error), fix=f"`recipe doctor --driver {stack.driver}` looks at each part of the way there") from error
+
+
+async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
+    def say(words: str) -> None:
+        if not args.quiet:
+            print(f"recipe: {words}", file=sys.stderr, flush=True)
+
+    async with stacks.kept(ws, stack) as leases:
+        if args.action == "status":
+            print(_as_json(leases, await stacks.standing(leases)) if args.json else "\n".join(_lines(stack, leases, await stacks.standing(leases))))
+            return 0
+        if args.action == "ssh":
+            return enter(f"the machine of {stack.name}", await stacks.host(leases), args.forwards, args.command)
+        with stacks.held(stack, ws.environ):
+            if args.action in ("up", "start"):
+                if args.action == "start" and leases.machine() is None:
+                    raise Infrastructure(f"the stack {stack.name} has no machine yet", fix=f"recipe stack up {stack.name}")
+                for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
+                    say(f"made {made}")
+                row = await stacks.start(leases, say)
+                leases.leave(row)
+                print(f"{stack.name} runs until {moment(row.until)}; `recipe stack stop {stack.name}` stops it")
+                return 0
+            proved = await (stacks.stop(leases, "`recipe stack stop`") if args.action == "stop" else stacks.down(leases))
+            if proved and args.action == "down":
+                print("".join(f"{words}\n" for words in await stacks.drop(ws, stack, leases)), end="")
+    if not proved:
+        raise Infrastructure(f"{stack.driver} has not done so yet", fix=f"recipe stack {args.action} {stack.name}, again")
+    print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'has no machine any more'}")
+    return 0
+
+
+def _lines(stack: Stack, leases: KeptLeases, found: stacks.Standing) -> list[str]:
+    """What a stack has, for people."""
+    machine = found.machine
+    if machine is None:
+        return [f"{stack.name}: no machine; a run makes it, or `recipe stack up {stack.name}`"]
+    disk = f"its disk ${24 * machine.price:.2f} a day"
+    words = [f"{stack.name}: {stack.driver} {machine.lease.get('id', 'on its way')}, {found.stands or machine.state.lower()}, {disk}"]
+    words += [f"  runs for {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour" for row in found.uses]
+    return [*words, f"  made {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
+
+
+def _as_json(leases: KeptLeases, found: stacks.Standing) -> str:
+    """The same for programs."""
+    machine = found.machine
+    if machine is None:
+        return json.dumps({"machine": None})
+    told = {"machine": machine.lease.get("id"), "key": machine.key, "driver": machine.driver, "stands": found.stands, "state": machine.state}
+    uses = [{"key": row.key, "run": row.run, "state": row.state, "until": row.until, "usd_an_hour": row.price} for row in found.uses]
+    return json.dumps({**told, "usd_an_hour_stopped": machine.price, "usd": leases.cost(machine), "made": machine.asked, "uses": uses}, indent=2)

@@ -1,0 +1,536 @@
+"""What is asked of runs, and what its answers mean.  Touches no network, disk or clock.
+
+A conversation is a generator.  It yields an Ask and is sent a Reply, or Lost where none came; for one that streams it then yields More and is sent
+pieces, the last of them empty.  It yields a Nap to wait, and a Give for each thing that the caller gets.  Every operation is one, so an answer that
+was lost is asked for again in one place: what was given once is not given again, and nothing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
+
+from ...errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ...storage.runs import FINAL, Event
+
+FEW: Final = 4
+"""How often is asked what may be asked twice."""
+FOREVER: Final = 1 << 60
+LONGEST_NAP: Final = 15.0
+"""Seconds between two tries at most."""
+SOON, LATER = 0.1, 1.0
+"""Seconds between two looks at a run that is followed: at first, and where nothing happens."""
+AGAIN: Final = frozenset({408, 429, 502, 503, 504})
+"""Answers of a server that is busy, or of what stands before it while it is replaced."""
+_LONGEST_LINE: Final = 1 << 16
+
+
+class TimedOut(Busy, TimeoutError):
+    """What was waited for did not happen in time."""
+
+
+class Ask(NamedTuple):
+    """One request.  `path` is below the address, `body` is sent as JSON."""
+
+    method: str
+    path: str
+    query: Mapping[str, str | int] = {}
+    body: Mapping[str, object] | None = None
+    headers: Mapping[str, str] = {}
+    streams: bool = False
+
+
+class More(NamedTuple):
+    """The next piece of the answer that streams."""
+
+
+class Nap(NamedTuple):
+    seconds: float
+
+
+class Give(NamedTuple):
+    item: object
+
+
+class Reply(NamedTuple):
+    """An answer: all of it, or, where it streams, its head."""
+
+    status: int
+    body: bytes = b""
+    retry_after: float = 0.0
+
+
+class Lost(Exception):
+    """No answer came, or only a part of one."""
+
+
+Step: TypeAlias = Ask | More | Nap | Give
+Heard: TypeAlias = Reply | bytes | Lost | None
+Talk: TypeAlias = Generator[Step, Heard, None]
+_Said = TypeVar("_Said")
+_Part: TypeAlias = Generator[Step, Heard, _Said]
+_V = TypeVar("_V", bound=tuple[Any, ...])
+
+
+class Clock(NamedTuple):
+    """Until when something is tried.  `now` counts seconds."""
+
+    now: Callable[[], float]
+    until: float | None = None
+
+    def left(self, words: str) -> float:
+        """Seconds that are left.  Raises TimedOut."""
+        if self.until is None:
+            return LONGEST_NAP
+        if (left := self.until - self.now()) <= 0:
+            raise TimedOut(words)
+        return left
+
+
+# -- values ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """Steps that are over, and how long the others will take, in seconds, where that is known."""
+
+    step: int = 0
+    total: int | None = None
+    percent: float | None = None
+    eta: float | None = None
+
+
+class StepStatus(NamedTuple):
+    id: str
+    state: str = ""
+    reason: str = ""
+    attempts: int = 0
+    host: str = ""
+
+
+class OutputFile(NamedTuple):
+    """An output of a run; `bytes` is None where the size is not known."""
+
+    name: str
+    content: str = ""
+    bytes: int | None = None
+    folder: bool = False
+
+
+class Status(NamedTuple):
+    """How a run stands.  `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED; `word` says more.  Times are RFC 3339, costs USD."""
+
+    id: str
+    recipe: str = ""
+    state: str = ""
+    word: str = ""
+    reason: str = ""
+    request: str = ""
+    user: str = ""
+    labels: Mapping[str, str] = {}
+    priority: int = 0
+    driver: str = ""
+    preset: str | None = None
+    inputs: Mapping[str, object] = {}
+    created: str = ""
+    not_before: str | None = None
+    ended: str | None = None
+    seq: int = 0
+    progress: Progress = Progress()
+    cost: float = 0.0
+    steps: Sequence[StepStatus] = ()
+    outputs: Sequence[OutputFile] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in FINAL
+
+
+class Point(NamedTuple):
+    """What an attempt of a step reported at once."""
+
+    step: str
+    attempt: int
+    n: int
+    values: Mapping[str, float]
+
+
+class Line(NamedTuple):
+    """A line that an attempt of a step printed, without its end."""
+
+    step: str
+    attempt: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class File(NamedTuple):
+    """What a download brings next: the bytes that follow are of this file, which has the digest `content` where that is known."""
+
+    path: str
+    content: str
+    size: int | None
+    executable: bool
+
+
+def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:
+    """A value of JSON as one of ours; what a newer server adds is left out.  Raises Infrastructure."""
+    if not isinstance(value, Mapping):
+        raise _strange()
+    return kind(**{name: value[name] for name in fields if name in value})
+
+
+def status_of(value: object) -> Status:
+    """A run as the API has it, of a list or alone."""
+    found = _read(Status, Status._fields, value)
+    assert isinstance(value, Mapping)
+    return found._replace(
+        progress=_read(Progress, Progress._fields, value.get("progress", {})),
+        steps=[_read(StepStatus, StepStatus._fields, each) for each in value.get("steps", ())],
+        outputs=[_read(OutputFile, OutputFile._fields, each) for each in value.get("outputs", ())],
+    )
+
+
+def event_of(value: object) -> Event:
+    """An event as the API has it."""
+    found = _read(Event, Event._fields, value)
+    return found._replace(at=datetime.fromisoformat(str(found.at)).timestamp())
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def error_of(reply: Reply) -> RecipeError:
+    """An answer that refuses, as the error that the command line has for it."""
+    try:
+        error = json.loads(reply.body)["error"]
+        code, message, fix = str(error["code"]), str(error["message"]), str(error.get("fix", ""))
+        problems = [Problem(str(each["code"]), str(each["message"]), None, str(each.get("fix", ""))) for each in error.get("problems", ())]
+    except (ValueError, TypeError, LookupError):
+        return _strange(reply.status)
+    if reply.status == 404:
+        return NotFound(message, fix=fix)
+    if reply.status >= 500:
+        return Infrastructure(message, fix=fix)
+    if reply.status in (408, 429) or code == "busy":
+        return Busy(message, fix=fix)
+    if reply.status == 401:
+        fix = "set RECIPE_TOKEN to a token of that server; its first start shows one"
+    return Invalid(problems or [Problem(code, message, None, fix)])
+
+
+def _strange(status: int = 200) -> Infrastructure:
+    return Infrastructure(
+        f"the answer (status {status}) is not one of `recipe serve`", fix="look at the address, and at what stands before the server"
+    )
+
+
+def _json(reply: Reply) -> Mapping[str, Any]:
+    try:
+        found = json.loads(reply.body)
+    except ValueError:
+        raise _strange(reply.status) from None
+    if not isinstance(found, Mapping):
+        raise _strange(reply.status)
+    return found
+
+
+def _got(ask: Ask, tries: int, clock: Clock, words: str = "no answer came in time") -> _Part[Reply]:
+    """The answer to a request, which is asked again where none came.  Raises what it says."""
+    tried = 0
+    while True:
+        heard = yield ask
+        tried += 1
+        assert isinstance(heard, (Reply, Lost))
+        if isinstance(heard, Reply) and heard.status < 400:
+            return heard
+        if isinstance(heard, Reply) and (heard.status not in AGAIN or tried >= tries):
+            raise error_of(heard)
+        if isinstance(heard, Lost) and tried >= tries:
+            raise Infrastructure(f"the server does not answer: {heard}", fix="look whether it runs, and at its address")
+        yield from _nap(tried, heard, clock, words)
+
+
+def _nap(tried: int, heard: Reply | Lost, clock: Clock, words: str) -> _Part[None]:
+    wait = heard.retry_after if isinstance(heard, Reply) and heard.retry_after else 0.25 * 2 ** min(tried - 1, 10)
+    yield Nap(min(wait, LONGEST_NAP, clock.left(words)))
+
+
+def _of(run: str, what: str = "") -> str:
+    return f"v1/runs/{quote(run, safe='')}" + (f"/{what}" if what else "")
+
+
+# -- operations ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def submit(body: Mapping[str, object], key: str, clock: Clock) -> Talk:
+    """Store a run, and give its id.  With a key it is stored once, however often it is asked for."""
+    reply = yield from _got(Ask("POST", "v1/runs", {}, body, {"Idempotency-Key": key}), FEW, clock)
+    yield Give(str(_json(reply).get("id", "")))
+
+
+def status(run: str, clock: Clock) -> Talk:
+    """Give how a run stands."""
+    yield Give((yield from _status(run, FEW, clock)))
+
+
+def _status(run: str, tries: int, clock: Clock) -> _Part[Status]:
+    return status_of(_json((yield from _got(Ask("GET", _of(run)), tries, clock))))
+
+
+def runs(query: Mapping[str, str | int], limit: int, clock: Clock) -> Talk:
+    """Give runs, the newest first."""
+    after = ""
+    while limit > 0:
+        page = _json((yield from _got(Ask("GET", "v1/runs", {**query, "limit": min(limit, 200), **({"after": after} if after else {})}), FEW, clock)))
+        for each in page.get("runs", ()):
+            yield Give(status_of(each))
+            limit -= 1
+        after = page.get("next") or ""
+        if not after:
+            return
+
+
+def control(run: str, what: str, body: Mapping[str, object], clock: Clock) -> Talk:
+    """Ask a run to cancel, pause or resume, or run it anew.  Gives the id of the run that goes on."""
+    yield Give(str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1, clock))).get("run", run)))
+
+
+def _news(run: str, after: int, tries: int, clock: Clock, words: str) -> _Part[list[Event]]:
+    page = _json((yield from _got(Ask("GET", _of(run, "events"), {"after": after}), tries, clock, words)))
+    return [event_of(each) for each in page.get("events", ())]
+
+
+def _ends(event: Event) -> bool:
+    return event.subject == "run" and event.after in FINAL
+
+
+def events(run: str, after: int, follow: bool, clock: Clock) -> Talk:
+    """Give the events of a run whose numbers are above `after`; where they are followed also those that come, until it is over."""
+    nap, over = SOON, False
+    if follow:
+        over = (yield from _status(run, FEW, clock)).over
+    while True:
+        some = yield from _news(run, after, FOREVER if follow else FEW, clock, "")
+        for event in some:
+            after = event.seq
+            over = over or _ends(event)
+            yield Give(event)
+        if some:
+            nap = SOON
+            continue
+        if over or not follow:
+            return
+        yield Nap(nap)
+        nap = min(LATER, nap * 1.5)
+
+
+def wait(run: str, clock: Clock) -> Talk:
+    """Give how a run stands when it is over.  Raises TimedOut."""
+    words = f"run {run} is not over yet"
+    now = yield from _status(run, FOREVER, clock)
+    after, nap, over = now.seq, SOON, now.over
+    while not over:
+        yield Nap(min(nap, clock.left(words)))
+        some = yield from _news(run, after, FOREVER, clock, words)
+        nap = SOON if some else min(LATER, nap * 1.5)
+        after = some[-1].seq if some else after
+        over = any(map(_ends, some))
+    yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
+
+
+def points(run: str, query: Mapping[str, str | int], clock: Clock) -> Talk:
+    """Give what the steps of a run reported."""
+    reply = yield from _got(Ask("GET", _of(run, "metrics"), query), FEW, clock)
+    for line in reply.body.splitlines():
+        yield Give(_read(Point, Point._fields, json.loads(line)))
+
+
+class _Attempt:
+    """An attempt whose log is read."""
+
+    def __init__(self, step: str, number: int) -> None:
+        self.step, self.number, self.ended = step, number, False
+        self.offset, self._rest = 0, b""
+
+    def take(self, data: bytes) -> Iterator[Line]:
+        """The lines that are whole now."""
+        self.offset += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            yield self._line(line)
+        if len(self._rest) > _LONGEST_LINE:
+            yield from self.end()
+
+    def end(self) -> Iterator[Line]:
+        """What is left when nothing comes any more."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield self._line(rest)
+
+    def _line(self, data: bytes) -> Line:
+        return Line(self.step, self.number, data.decode(errors="replace").removesuffix("\r"))
+
+
+def lines(run: str, step: str, attempt: int, follow: bool, clock: Clock) -> Talk:
+    """Give the lines that a run printed, attempt after attempt in the order in which they began; where it is followed until it is over.
+
+    `step` is one of its steps, or all where it is empty; `attempt` one of their attempts.  0: without following, the last of each step, else all.
+    """
+    found: list[_Attempt] = []
+    going: dict[str, _Attempt] = {}
+    after, nap, shown = 0, SOON, 0
+    over = not follow or (yield from _status(run, FEW, clock)).over
+    while True:
+        some = yield from _news(run, after, FOREVER if follow else FEW, clock, "")
+        for event in some:
+            after = event.seq
+            over = over or _ends(event)
+            _hear(event, found, going, step, attempt)
+        if some:
+            nap = SOON
+            continue  # until nothing is new: then all that has ended is known
+        if not follow and not attempt:
+            found = list({each.step: each for each in found}.values())
+        while shown < len(found):
+            after, heard = yield from _printed(run, found[shown], follow and not over, after, clock)
+            for event in heard:
+                over = over or _ends(event)
+                _hear(event, found, going, step, attempt)
+            shown += 1
+        if over:
+            return
+        yield Nap(nap)
+        nap = min(LATER, nap * 1.5)
+
+
+def _hear(event: Event, found: list[_Attempt], going: dict[str, _Attempt], step: str, attempt: int) -> None:
+    if event.subject != "step":
+        return
+    number = event.data.get("attempt")
+    if event.after == "RUNNING" and isinstance(number, int):
+        known = next((each for each in found if (each.step, each.number) == (event.id, number)), None)
+        each = going[event.id] = known or _Attempt(event.id, number)  # one that another worker took up is the same
+        each.ended = False
+        if known is None and attempt in (0, number) and (not step or step in (event.id, event.id.partition("[")[0])):
+            found.append(each)
+    elif event.before == "RUNNING" and event.id in going:
+        going.pop(event.id).ended = True
+
+
+def _printed(run: str, each: _Attempt, follow: bool, after: int, clock: Clock) -> _Part[tuple[int, list[Event]]]:
+    """Give what an attempt printed, to its end where it is followed; answers the events that were read meanwhile.
+
+    A stream may end because the server does.  So an attempt is read to its end only where it was known to be over before.
+    """
+    heard: list[Event] = []
+    tried = 0
+    while True:
+        was_over = each.ended or any(_ends(event) for event in heard)
+        query: dict[str, str | int] = {"step": each.step, "attempt": each.number, "offset": each.offset, **({"follow": "true"} if follow else {})}
+        before = each.offset
+        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each)
+        tried = tried + 1 if trouble is not None and each.offset == before else 0
+        if trouble is None and (was_over or not follow):
+            break
+        if trouble is not None:
+            if not follow and tried >= FEW:
+                raise Infrastructure(f"the server does not answer: {trouble}", fix="look whether it runs, and at its address")
+            yield from _nap(max(1, tried), trouble, clock, "")
+        elif each.offset == before:
+            yield Nap(SOON)
+        if follow:
+            some = yield from _news(run, after, FOREVER, clock, "")
+            after = some[-1].seq if some else after
+            each.ended = each.ended or any(event.subject == "step" and event.id == each.step and event.before == "RUNNING" for event in some)
+            heard += some
+    for line in each.end():
+        yield Give(line)
+    return after, heard
+
+
+def _streamed(ask: Ask, each: _Attempt) -> _Part[Reply | Lost | None]:
+    """Give the lines of one answer; what went wrong where it did not come to its end.  An attempt without a log printed nothing."""
+    heard = yield ask
+    assert isinstance(heard, (Reply, Lost))
+    if isinstance(heard, Lost) or heard.status in AGAIN:
+        return heard
+    if heard.status == 404:
+        return None
+    if heard.status >= 400:
+        raise error_of(heard)
+    while True:
+        piece = yield More()
+        if isinstance(piece, Lost):
+            return piece
+        assert isinstance(piece, bytes)
+        if not piece:
+            return None
+        for line in each.take(piece):
+            yield Give(line)
+
+
+def download(run: str, chosen: Sequence[str], clock: Clock) -> Talk:
+    """Give a File, and its bytes, for each file of the outputs of a run; `chosen` are names of outputs, or all where it is empty."""
+    known = _json((yield from _got(Ask("GET", _of(run, "artifacts")), FEW, clock))).get("artifacts", ())
+    names = [str(each["name"]) for each in known]
+    if missing := [name for name in chosen if name not in names]:
+        raise NotFound(f'run {run} has no output "{missing[0]}"', fix=f"it has {', '.join(names[:10]) or 'none yet'}")
+    for each in known:
+        if chosen and each["name"] not in chosen:
+            continue
+        if not each["stored"]:
+            raise Infrastructure(f"{each['name']} is not stored there any more", fix="run it again")
+        if each["folder"]:
+            yield from _folder(run, str(each["name"]), clock)
+        else:
+            yield Give(File(str(each["name"]), str(each["content"])[2:], each["bytes"], str(each["content"])[0] == "x"))
+            yield from _bytes(run, str(each["name"]), "", clock)
+
+
+def _folder(run: str, name: str, clock: Clock) -> _Part[None]:
+    """The files of an output that is a folder, page after page."""
+    after = ""
+    while True:
+        page = _json((yield from _got(Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW, clock))).get("artifacts", ())
+        files = page[0]["files"] if page else ()
+        for file in files:
+            after = str(file["path"])
+            yield Give(File(f"{name}/{after}", "", file["bytes"], False))
+            yield from _bytes(run, name, after, clock)
+        if not files:
+            return
+
+
+def _bytes(run: str, name: str, path: str, clock: Clock) -> _Part[None]:
+    """The bytes of one file; where the connection breaks it goes on behind what came."""
+    offset, tried = 0, 0
+    while True:
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        query = {"path": path} if path else {}
+        heard = yield Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True)
+        assert isinstance(heard, (Reply, Lost))
+        if isinstance(heard, Reply) and heard.status == 416:
+            return
+        if isinstance(heard, Reply) and heard.status >= 400 and heard.status not in AGAIN:
+            raise error_of(heard)
+        before = offset
+        while isinstance(heard, (Reply, bytes)) and not (isinstance(heard, Reply) and heard.status in AGAIN):
+            piece = yield More()
+            assert isinstance(piece, (bytes, Lost))
+            heard = piece
+            if isinstance(piece, bytes):
+                if not piece:
+                    return
+                offset += len(piece)
+                yield Give(piece)
+        tried = tried + 1 if offset == before else 1
+        assert isinstance(heard, (Reply, Lost))
+        if tried >= FEW:
+            raise Infrastructure(f"{name} does not come: {heard if isinstance(heard, Lost) else error_of(heard)}", fix="try again")
+        yield from _nap(tried, heard, clock, "")

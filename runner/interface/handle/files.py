@@ -1,0 +1,88 @@
+"""Files that a download brings, put below one folder and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self
+
+from ...errors import CannotRun, Corrupt
+from .core import File
+
+
+class Download:
+    """Writes each file beside its name, and gives it the name when it is whole.  Raises CannotRun, Corrupt."""
+
+    def __init__(self, folder: str | Path, overwrite: bool) -> None:
+        self._folder, self._overwrite = Path(os.path.abspath(folder)), overwrite
+        self.paths: list[Path] = []
+        self._file: File | None = None
+        self._out: BinaryIO | None = None
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def take(self, item: File | bytes) -> None:
+        """The next file, or more bytes of the last one."""
+        if isinstance(item, File):
+            self._finish()
+            self._begin(item)
+        else:
+            assert self._out is not None
+            self._out.write(item)
+            self._hash.update(item)
+            self._size += len(item)
+
+    def _begin(self, file: File) -> None:
+        parts = PurePosixPath(file.path).parts
+        if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
+            raise Corrupt(f"an output is called {file.path!r}, which leaves its folder")
+        target = self._folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.parent.resolve().is_relative_to(self._folder.resolve()):
+            raise Corrupt(f"{target.parent} leads out of {self._folder} by a link", fix="download into another folder")
+        self._file, self._hash, self._size = file, hashlib.sha256(), 0
+        self._out = open(self._part(target), "wb")  # noqa: SIM115  (closed with the download)
+        self.paths.append(target)
+
+    @staticmethod
+    def _part(target: Path) -> Path:
+        return target.with_name(f"{target.name[:200]}.{os.getpid()}.part")
+
+    def _finish(self) -> None:
+        file, out = self._file, self._out
+        if file is None or out is None:
+            return
+        out.close()
+        target = self.paths[-1]
+        if (file.content and self._hash.hexdigest() != file.content) or file.size not in (None, self._size):
+            raise Corrupt(f"{file.path} came damaged: {self._size} bytes, and not those that its name says", fix="try again")
+        if not self._overwrite and os.path.lexists(target) and _digest(target) != self._hash.hexdigest():
+            raise CannotRun(f"{target} is there and is another file", fix="move it away, or give overwrite=True (--overwrite)")
+        if file.executable:
+            self._part(target).chmod(0o755)
+        self._part(target).replace(target)
+        self._file = self._out = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            if self._out is not None:
+                self._out.close()
+                with contextlib.suppress(FileNotFoundError):
+                    self._part(self.paths[-1]).unlink()
+
+
+def _digest(path: Path) -> str:
+    """The digest of a file; empty for what is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,281 @@
+"""Handles of runs: what `core` decides is done here, at once by `Run`, by `await` in `AsyncRun`.  Their methods have the same names and meaning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from ...storage.runs import Event
+from . import core
+from .core import Ask, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Point, Reply, Status, Talk
+from .files import Download
+
+
+class Answer(Protocol):
+    """What came: its pieces are read one after another, and raise Lost where they break off."""
+
+    status: int
+    retry_after: float
+
+    def pieces(self) -> Iterator[bytes]: ...
+    def close(self) -> None: ...
+
+
+class Place(Protocol):
+    """Where runs are kept, and asked for.  `send` raises Lost, RecipeError.  `name` is its address; empty for a workspace of this machine."""
+
+    name: str
+
+    def send(self, ask: Ask) -> Answer: ...
+    def close(self) -> None: ...
+
+
+class AsyncAnswer(Protocol):
+    status: int
+    retry_after: float
+
+    def pieces(self) -> AsyncIterator[bytes]: ...
+    async def close(self) -> None: ...
+
+
+class AsyncPlace(Protocol):
+    name: str
+
+    async def send(self, ask: Ask) -> AsyncAnswer: ...
+    async def close(self) -> None: ...
+
+
+def clock(timeout: float | None = None) -> Clock:
+    """A clock that runs out after `timeout` seconds."""
+    return Clock(time.monotonic, None if timeout is None else time.monotonic() + timeout)
+
+
+def given(place: Place, talk: Talk) -> Iterator[Any]:
+    """What a conversation gives, carried out at once."""
+    heard: Heard = None
+    open_answer: Answer | None = None
+    pieces: Iterator[bytes] = iter(())
+    try:
+        while True:
+            try:
+                step = talk.send(heard)
+            except StopIteration:
+                return
+            heard = None
+            try:
+                match step:
+                    case Give(item):
+                        yield item
+                    case Nap(seconds):
+                        time.sleep(seconds)
+                    case More():
+                        heard = next(pieces, b"")
+                    case Ask():
+                        if open_answer is not None:
+                            open_answer.close()
+                        open_answer = place.send(step)
+                        pieces = open_answer.pieces()
+                        whole = b"" if step.streams and open_answer.status < 400 else b"".join(pieces)
+                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+            except Lost as error:
+                heard = error
+    finally:
+        if open_answer is not None:
+            open_answer.close()
+
+
+async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None]:
+    """The same by `await`."""
+    from asyncio import sleep
+
+    heard: Heard = None
+    open_answer: AsyncAnswer | None = None
+    pieces: AsyncIterator[bytes] | None = None
+    try:
+        while True:
+            try:
+                step = talk.send(heard)
+            except StopIteration:
+                return
+            heard = None
+            try:
+                match step:
+                    case Give(item):
+                        yield item
+                    case Nap(seconds):
+                        await sleep(seconds)
+                    case More():
+                        heard = await anext(pieces, b"") if pieces is not None else b""
+                    case Ask():
+                        if open_answer is not None:
+                            await open_answer.close()
+                        open_answer = await place.send(step)
+                        pieces = open_answer.pieces()
+                        whole = b"" if step.streams and open_answer.status < 400 else b"".join([piece async for piece in pieces])
+                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+            except Lost as error:
+                heard = error
+    finally:
+        if open_answer is not None:
+            await open_answer.close()
+
+
+class Run:
+    """A run, wherever it is carried out.  The handle may be closed, or forgotten, at any time: the run goes on, also behind a `with`.
+
+    Methods raise the errors of `runner.errors`.  Where the network is lost, `wait` and what follows a run try again until it is there.
+    """
+
+    def __init__(self, place: Place, id: str) -> None:
+        self.place, self.id = place, id
+
+    def _one(self, talk: Talk) -> Any:
+        return next(given(self.place, talk))
+
+    def status(self) -> Status:
+        """How the run stands now."""
+        found: Status = self._one(core.status(self.id, clock()))
+        return found
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """How the run stands when it is over: COMPLETED, FAILED or CANCELLED.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        found: Status = self._one(core.wait(self.id, clock(timeout)))
+        return found
+
+    def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
+        """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
+        return given(self.place, core.events(self.id, after, follow, clock()))
+
+    def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
+        """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
+        return given(self.place, core.lines(self.id, step, attempt, follow, clock()))
+
+    def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
+        """What the steps reported so far; with `of="machine"` what their machines had to do."""
+        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock())))
+
+    def outputs(self) -> list[OutputFile]:
+        """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
+        return list(self.status().outputs)
+
+    def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
+        """Put the outputs, or those of these names, into a folder; answers where each file lies.  What lies there and is another file is an error."""
+        with Download(folder, overwrite) as files:
+            for item in given(self.place, core.download(self.id, names, clock())):
+                files.take(item)
+        return files.paths
+
+    def cancel(self) -> None:
+        """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
+        self._one(core.control(self.id, "cancel", {}, clock()))
+
+    def pause(self) -> None:
+        """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
+        self._one(core.control(self.id, "pause", {}, clock()))
+
+    def resume(self) -> None:
+        """Let a paused run continue."""
+        self._one(core.control(self.id, "resume", {}, clock()))
+
+    def retry(self, begin: str | None = None) -> Run:
+        """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
+        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+
+    def close(self) -> None:
+        """Let go of the connection, or of the workspace.  The run goes on."""
+        self.place.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}{f' at {self.place.name}' if self.place.name else ''}>"
+
+    def _repr_html_(self) -> str:
+        from .notebook import html
+
+        return html(self.status())
+
+
+class AsyncRun:
+    """The same by `await`; `events` and `logs` are read by `async for`."""
+
+    def __init__(self, place: AsyncPlace, id: str) -> None:
+        self.place, self.id = place, id
+
+    async def _one(self, talk: Talk) -> Any:
+        async with aclosing(given_async(self.place, talk)) as items:
+            return await anext(items)
+
+    async def status(self) -> Status:
+        """How the run stands now."""
+        found: Status = await self._one(core.status(self.id, clock()))
+        return found
+
+    async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
+        """How the run stands when it is over.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        found: Status = await self._one(core.wait(self.id, clock(timeout)))
+        return found
+
+    def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
+        """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
+        return given_async(self.place, core.events(self.id, after, follow, clock()))
+
+    def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
+        """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
+        return given_async(self.place, core.lines(self.id, step, attempt, follow, clock()))
+
+    async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
+        """What the steps reported so far; with `of="machine"` what their machines had to do."""
+        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock()))]
+
+    async def outputs(self) -> list[OutputFile]:
+        """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
+        return list((await self.status()).outputs)
+
+    async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
+        """Put the outputs, or those of these names, into a folder; answers where each file lies.  What lies there and is another file is an error."""
+        with Download(folder, overwrite) as files:
+            async for item in given_async(self.place, core.download(self.id, names, clock())):
+                files.take(item)
+        return files.paths
+
+    async def cancel(self) -> None:
+        """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
+        await self._one(core.control(self.id, "cancel", {}, clock()))
+
+    async def pause(self) -> None:
+        """Stop the run so that it can be resumed.  Returns when that is asked for."""
+        await self._one(core.control(self.id, "pause", {}, clock()))
+
+    async def resume(self) -> None:
+        """Let a paused run continue."""
+        await self._one(core.control(self.id, "resume", {}, clock()))
+
+    async def retry(self, begin: str | None = None) -> AsyncRun:
+        """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
+        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+
+    async def close(self) -> None:
+        """Let go of the connection, or of the workspace.  The run goes on."""
+        await self.place.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncRun {self.id}{f' at {self.place.name}' if self.place.name else ''}>"
+
+
+def runs_of(place: Place, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
+    """Runs that a place has, the newest first."""
+    return list(given(place, core.runs(query, limit, clock())))

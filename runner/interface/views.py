@@ -1,0 +1,269 @@
+"""Runs as programs see them: what `/v1` answers and a handle in Python has, as values of JSON.  Times are RFC 3339.  Changes nothing.
+
+Texts are as they are stored: who shows them to strangers takes the folders of this machine out of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from ..execution.terms import settings_of_run
+from ..planning.ids import bare
+from ..planning.schedule import word
+from ..storage.files import Content
+from ..storage.ledger import LeaseRow, Ledger, of_user
+from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow
+from ..storage.workspace import Workspace
+from ..survey import run_graph
+
+HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
+"""What events hold for workers alone."""
+
+
+class RunData(TypedDict):
+    """A run in a list."""
+
+    id: str
+    recipe: str
+    state: str
+    word: str
+    reason: str
+    request: str
+    user: str
+    labels: Mapping[str, str]
+    priority: int
+    driver: str
+    preset: str | None
+    inputs: Mapping[str, object]
+    created: str | None
+    not_before: str | None
+    ended: str | None
+
+
+class ProgressData(TypedDict):
+    step: int
+    total: int | None
+    percent: float | None
+    eta: float | None
+
+
+class StepData(TypedDict):
+    id: str
+    state: str
+    reason: str
+    attempts: int
+    host: str
+
+
+class OutputData(TypedDict):
+    name: str
+    content: str
+    bytes: int | None
+    folder: bool
+
+
+class InstanceData(TypedDict):
+    provider: str
+    key: str
+    state: str
+    usd_an_hour: float
+
+
+class EstimateData(TypedDict):
+    cost: float | None
+    seconds: float | None
+
+
+class GraphData(TypedDict):
+    step: str
+    needs: Sequence[str]
+    instances: int
+    fresh: int
+
+
+class DetailData(RunData):
+    """A run with all that is known of it."""
+
+    seq: int
+    progress: ProgressData
+    provider: str
+    instances: list[InstanceData]
+    estimate: EstimateData
+    cost: float
+    steps: list[StepData]
+    graph: list[GraphData]
+    outputs: list[OutputData]
+
+
+class EventData(TypedDict):
+    run: str
+    seq: int
+    at: str | None
+    subject: str
+    id: str
+    before: str
+    after: str
+    reason: str
+    data: Mapping[str, object]
+
+
+def moment(at: float | None) -> str | None:
+    """A time as RFC 3339 writes it."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunData]:
+    """Runs as a list of them shows them."""
+    open_runs = [row.id for row in rows if row.state not in FINAL]
+    tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
+    return [_listed(ws, row, tallies.get(row.id, {})) for row in rows]
+
+
+def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) -> RunData:
+    asked, labels = row.data.get("asked"), row.data.get("labels")
+    preset = asked.get("preset") if isinstance(asked, dict) else None
+    begun = "ACTIVE" if row.state == "QUEUED" and row.fence and row.claim else row.state
+    live = begun == "ACTIVE" and ws.store.runs.live(row.id)
+    leases = {lease.state for lease in _leases(ws, row.id)} if begun == "ACTIVE" else set()
+    return {
+        "id": row.id,
+        "recipe": row.recipe,
+        "state": row.state,
+        "word": word(begun, reason=row.reason, steps=[*tally, ("WAITING", "")], leases=leases, claimed=live),
+        "reason": row.reason,
+        "request": row.request,
+        "user": row.user,
+        "labels": {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
+        "priority": row.priority,
+        "driver": settings_of_run(row).driver,
+        "preset": preset if isinstance(preset, str) else None,
+        "inputs": dict(row.inputs),
+        "created": moment(row.created),
+        "not_before": moment(row.due) if row.due is not None and row.due > row.created + 1 else None,
+        "ended": moment(row.ended),
+    }
+
+
+def detail(ws: Workspace, row: RunRow) -> DetailData:
+    """A run with all that is known of it."""
+    steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
+    tries: dict[str, int] = {}
+    for attempt in ws.store.runs.attempts(row.id):
+        tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
+    leases = _leases(ws, row.id)
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
+    progress = _progress(ws, row, {id: step.state for id, step in steps.items()})
+    price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
+    return {
+        **listed(ws, [row])[0],
+        "seq": row.next_event - 1,
+        "progress": progress,
+        "provider": settings_of_run(row).driver,
+        "instances": [{"provider": lease.driver, "key": lease.key, "state": lease.state, "usd_an_hour": lease.price} for lease in leases],
+        "estimate": {"seconds": progress["eta"], "cost": price * progress["eta"] / 3600 if progress["eta"] is not None else None},
+        "cost": cost,
+        "steps": [
+            {"id": id, "state": step.state, "reason": step.reason, "attempts": tries.get(id, 0), "host": hosts.get((row.id, id), "")}
+            for id, step in steps.items()
+        ],
+        "graph": _graph(ws, row.id),
+        "outputs": outputs(ws, row),
+    }
+
+
+def _graph(ws: Workspace, run: str) -> list[GraphData]:
+    graph = run_graph.recall(ws, run)
+    if graph is None:
+        return []
+    fresh = Counter(bare(id) for id in graph.fresh)
+    return [{"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]} for step, needs in graph.needs.items()]
+
+
+def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> ProgressData:
+    """How many steps are over, and how long the others took before."""
+    graph = run_graph.recall(ws, row.id)
+    fresh = row.data.get("fresh")
+    over = sum(state in STEP_FINAL for state in states.values()) + (len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0)
+    total = max(sum(graph.instances.values()), over) if graph is not None else over if row.state in FINAL else None
+    if row.state in FINAL:
+        return {"step": over, "total": total, "percent": 100.0 if row.state == "COMPLETED" else _percent(over, total), "eta": 0.0}
+    waiting = [id for id, state in states.items() if state not in STEP_FINAL]
+    expected = ws.store.index.expected(row.recipe, waiting)
+    known = all(id in expected for id in waiting) and total is not None and over + len(waiting) >= total
+    return {"step": over, "total": total, "percent": _percent(over, total), "eta": sum(expected.values()) if known else None}
+
+
+def _percent(over: int, total: int | None) -> float | None:
+    return round(100 * over / total, 1) if total else None
+
+
+def outputs(ws: Workspace, row: RunRow) -> list[OutputData]:
+    """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
+    made = made_by(ws, row)
+    traces = ws.store.index.traces(list(made.values()))
+    contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
+    sizes = {each.name: each.size for each in row.outputs}
+    if not contents:
+        contents = {each.name: Content(each.content) for each in row.outputs}
+    tiny = ws.store.index.tiny(list(contents.values()))
+    found: list[OutputData] = []
+    for name, content in sorted(contents.items()):
+        seal = ws.store.index.seal(content) if content not in tiny else None
+        size = len(tiny[content]) if content in tiny else seal.size if seal is not None else sizes.get(name)
+        found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})
+    return found
+
+
+def made_by(ws: Workspace, row: RunRow) -> dict[str, str]:
+    """The keys of the results of a run, by step."""
+    graph = run_graph.recall(ws, row.id)
+    keys = dict(graph.fresh) if graph is not None else {}
+    return keys | {attempt.step: attempt.key for attempt in ws.store.runs.attempts(row.id) if attempt.outcome == "done" and attempt.key}
+
+
+class FileData(TypedDict):
+    path: str
+    bytes: int
+
+
+class ArtifactData(OutputData):
+    stored: bool
+    files: list[FileData]
+
+
+FILES = 1000
+"""Files of a folder that are listed at once."""
+
+
+def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[ArtifactData]:
+    """The outputs of a run, or the one of that name; of a folder its files, the first of those whose paths are greater than `after`."""
+    found: list[ArtifactData] = []
+    for each in outputs(ws, row):
+        if name and each["name"] != name:
+            continue
+        content = Content(each["content"])
+        stored = ws.objects.has(content)
+        entries = ws.objects.entries(content) if stored and each["folder"] else ()
+        files: list[FileData] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
+        files.sort(key=lambda file: file["path"])
+        size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
+        listed = [file for file in files if file["path"] > after][:FILES]
+        found.append({**each, "bytes": size, "stored": stored, "files": listed})
+    return found
+
+
+def event(found: Event) -> EventData:
+    """An event without what it holds for workers alone."""
+    return {
+        "run": found.run, "seq": found.seq, "at": moment(found.at), "subject": found.subject, "id": found.id, "before": found.before,
+        "after": found.after, "reason": found.reason, "data": {name: value for name, value in found.data.items() if name not in HIDDEN},
+    }  # fmt: skip
+
+
+def _leases(ws: Workspace, run: str) -> list[LeaseRow]:
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        return ledger.of_run(run)

@@ -1,0 +1,66 @@
+"""Seals: what the file system said about an intact object after our last change of it.  While one holds, the object is used without hashing it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from .disk import mark
+from .files import Content
+
+
+class Seal(NamedTuple):
+    """What the file system says about an intact object, and the boot in which we saw that."""
+
+    content: Content
+    mark: str
+    boot: str
+    size: int
+    at: float
+
+
+class Seals:
+    """Those that are known.  `recall` finds one that was made before."""
+
+    def __init__(self, recall: Callable[[Content], Seal | None]) -> None:
+        self._recall = recall
+        self._known: dict[Content, Seal] = {}
+        self._new: dict[Content, Seal] = {}
+        self._boot = _boot_id()
+
+    def of(self, content: Content) -> Seal | None:
+        seal = self._known.get(content)
+        if seal is None and (seal := self._recall(content)) is not None:
+            self._known[content] = seal
+        return seal
+
+    def of_this_boot(self, seal: Seal) -> bool:
+        """Whether it was made since this machine was started: what was written before may not have reached the disk."""
+        return seal.boot == self._boot
+
+    def make(self, content: Content, path: str, size: int) -> None:
+        """What lies at `path` is `content` now."""
+        self._known[content] = self._new[content] = Seal(content, mark(path)[1], self._boot, size, time.time())
+
+    def forget(self, content: Content) -> None:
+        self._known.pop(content, None)
+        self._new.pop(content, None)
+
+    def learned(self, seals: Iterable[Seal]) -> None:
+        """Take over the seals that another store over the same folder has made."""
+        for seal in seals:
+            self._known[seal.content] = self._new[seal.content] = seal
+
+    def changes(self) -> list[Seal]:
+        """The seals made since the last call, for the store's `objects` table."""
+        seals, self._new = list(self._new.values()), {}
+        return seals
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

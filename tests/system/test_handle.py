@@ -1,0 +1,295 @@
+"""`runner.submit` and handles of runs: the same in a workspace, a database and behind a server, at once and by `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import runner
+from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
+from runner.interface.handle.core import TimedOut
+from runner.interface.handle.shells import Run
+from tests.servers.postgres import Postgres
+from tests.servers.proxy import Proxy
+from tests.servers.rest import Rest
+from tests.support import RECIPE, until
+
+TALK = """\
+recipe: talk@1
+summary: Says what it is asked to.
+inputs: {word: {type: string, default: hello}, times: {type: integer, default: 3, minimum: 1}}
+steps:
+  say:
+    run: |
+      for n in $(seq {{ inputs.times }}); do echo {{ inputs.word }} $n; done
+      printf 'an open line'; echo '{"loss": 2.5}' >> $RECIPE_METRICS
+      mkdir -p {{ outputs.all }}/deep; echo {{ inputs.word }} > {{ outputs.all }}/deep/said.txt; echo 2 > {{ outputs.all }}/two.txt
+    metrics: true
+    outputs: {all: all/}
+  copy: {run: 'cp {{ steps.say.all }}/two.txt {{ outputs.two }}; echo copied', outputs: {two: two.txt}}
+"""
+GATE = """\
+recipe: gate@1
+summary: Waits for a file.
+inputs: {name: {type: string}}
+steps:
+  wait:
+    run: |
+      n=0
+      echo begun
+      while [ ! -e ROOT/go-{{ inputs.name }} ]; do n=$((n + 1)); echo line $n; sleep 0.02; done
+      echo over > {{ outputs.o }}
+    outputs: {o: over.txt}
+"""
+
+
+class Kept(NamedTuple):
+    """Where runs are kept, and the folder of the workers."""
+
+    to: str | None
+    root: Path
+    talk: str
+    gate: str
+
+    def submit(self, word: str, **inputs: object) -> Run:
+        return runner.submit(word, inputs, to=self.to, workspace=self.root, here=self.to is not None and self.to.startswith("postgresql"))
+
+
+def folder(root: Path) -> Path:
+    root.mkdir()
+    (root / "talk.yaml").write_text(TALK)
+    (root / "gate.yaml").write_text(GATE.replace("ROOT", str(root)))
+    (root / "recipe.toml").write_text('[recipes]\nallow = ["talk.yaml", "gate.yaml"]\n')
+    return root
+
+
+@pytest.fixture(scope="module", params=["workspace", "database", "server"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: Postgres) -> Iterator[Kept]:
+    root = folder(tmp_path_factory.mktemp("kept") / "space")
+    if request.param == "server":
+        with Rest(root, "--with-worker") as rest, pytest.MonkeyPatch.context() as environ:
+            environ.setenv("RECIPE_TOKEN", rest.token)
+            yield Kept(rest.url, root, "talk", "gate@1")
+        return
+    to = server.url() if request.param == "database" else None
+    environ = {**os.environ, **({"RECIPE_RUNS": to} if to else {})}
+    worker = subprocess.Popen([*RECIPE, "worker", "--tied", "-qq"], cwd=root, env=environ, stdin=subprocess.PIPE)
+    yield Kept(to, root, "./talk.yaml", "./gate.yaml")
+    assert worker.stdin is not None
+    worker.stdin.close()
+    assert worker.wait(60) == 0
+
+
+def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_path: Path) -> None:
+    with kept.submit(kept.talk, times=4) as run:
+        printed = list(run.logs(follow=True))
+        assert [str(line) for line in printed] == [*(f"hello {n}" for n in range(1, 5)), "an open line", "copied"]
+        assert [line.step for line in printed] == ["say"] * 5 + ["copy"]
+        ended = run.wait(60)
+        assert (ended.state, ended.over, ended.recipe, ended.inputs["times"]) == ("COMPLETED", True, "talk@1", 4)
+        assert {step.id: step.state for step in ended.steps} == {"say": "DONE", "copy": "DONE"} and ended.progress.percent == 100
+        events = list(run.events(follow=True))
+        assert [event.seq for event in events] == list(range(1, ended.seq + 1)) and events[-1].after == "COMPLETED"
+        assert list(run.events(after=events[-2].seq)) == events[-1:] and events[0].at <= events[-1].at
+        assert [(point.step, point.values) for point in run.metrics()] == [("say", {"loss": 2.5})]
+        assert [(each.name, each.folder) for each in run.outputs()] == [("copy.two", False), ("say.all", True)]
+        paths = run.download(tmp_path / "results")
+        assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
+            "results/copy.two",
+            "results/say.all/deep/said.txt",
+            "results/say.all/two.txt",
+        ]
+        assert [path.read_text() for path in paths] == ["2\n", "hello\n", "2\n"]
+        assert [line.text for line in run.logs(step="copy")] == ["copied"]
+        (tmp_path / "results/copy.two").write_text("mine")
+        with pytest.raises(CannotRun, match="is another file"):
+            run.download(tmp_path / "results", "copy.two")
+        assert (tmp_path / "results/copy.two").read_text() == "mine" and len(list((tmp_path / "results").iterdir())) == 2
+        run.download(tmp_path / "results", "copy.two", overwrite=True)
+        assert (tmp_path / "results/copy.two").read_text() == "2\n"
+        with pytest.raises(NotFound, match="no output"):
+            run.download(tmp_path, "copy.tow")
+    assert "COMPLETED" in runner.run_of(run.id, to=kept.to, workspace=kept.root)._repr_html_()
+
+
+def test_the_same_is_awaited(kept: Kept, tmp_path: Path) -> None:
+    async def main() -> None:
+        here = kept.to is not None and kept.to.startswith("postgresql")
+        run = await runner.submit_async(kept.talk, {"word": "hi"}, to=kept.to, workspace=kept.root, here=here)
+        async with run:
+            assert [line.text async for line in run.logs(follow=True)] == ["hi 1", "hi 2", "hi 3", "an open line", "copied"]
+            ended = await run.wait(60)
+            assert ended.state == "COMPLETED" and [event.seq async for event in run.events()] == list(range(1, ended.seq + 1))
+            assert [point.values for point in await run.metrics()] == [{"loss": 2.5}]
+            assert [path.read_text() for path in await run.download(tmp_path, "copy.two")] == ["2\n"]
+            assert {each.name for each in await run.outputs()} == {"copy.two", "say.all"}
+            with pytest.raises(Invalid, match="COMPLETED"):
+                await run.cancel()
+        again = await runner.run_of_async(run.id, to=kept.to, workspace=kept.root)
+        assert (await again.status()).state == "COMPLETED"
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_run_is_paused_resumed_and_cancelled_and_a_with_does_none_of_it(kept: Kept) -> None:
+    with kept.submit(kept.gate, name=f"p{kept.to is None}") as run:
+        pass
+    run = runner.run_of(run.id, to=kept.to, workspace=kept.root)
+    lines = run.logs(follow=True)
+    assert next(lines).text == "begun"
+    with pytest.raises(TimedOut, match="not over yet"):
+        run.wait(0.05)
+    run.pause()
+    until(lambda: run.status().state == "PAUSED")
+    with pytest.raises(Invalid, match="PAUSED already"):
+        run.pause()
+    until(lambda: _does(run.resume))
+    until(lambda: [step.state for step in run.status().steps] == ["RUNNING"])
+    run.cancel()
+    assert run.wait(60).state == "CANCELLED"
+    for refused in (run.cancel, run.pause, run.resume):
+        with pytest.raises(Invalid, match="CANCELLED already"):
+            refused()
+    assert [event.after for event in run.events() if event.subject == "run"][-1] == "CANCELLED"
+    again = run.retry()
+    assert again.id != run.id
+    again.cancel()
+    assert again.wait(60).state == "CANCELLED"
+
+
+def _does(call: object) -> bool:
+    """Whether a request is accepted: the worker of a run that has just paused may not have let go of it."""
+    from runner.errors import Busy
+
+    try:
+        call()  # type: ignore[operator]
+    except Busy:
+        return False
+    return True
+
+
+def test_errors_are_those_of_the_command_line(kept: Kept) -> None:
+    with pytest.raises(NotFound):
+        kept.submit("no-such-recipe")
+    with pytest.raises(Invalid) as found:
+        kept.submit(kept.talk, times=0, wrod="x")
+    assert len(found.value.problems) == 2 and found.value.exit_code == 3
+    with pytest.raises(NotFound):
+        runner.run_of("20260101-000000-abcdef", to=kept.to, workspace=kept.root)
+    with pytest.raises(NotFound):
+        runner.run_of("../../x", to=kept.to, workspace=kept.root)
+
+
+def test_a_key_is_one_run(kept: Kept) -> None:
+    here = kept.to is not None and kept.to.startswith("postgresql")
+    ids = {runner.submit(kept.talk, {}, to=kept.to, workspace=kept.root, here=here, key="once").id for _ in range(2)}
+    assert len(ids) == 1
+    with pytest.raises(Invalid, match="once"):
+        runner.submit(kept.talk, {"times": 2}, to=kept.to, workspace=kept.root, here=here, key="once")
+
+
+# -- a server alone --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rest, Proxy]]:
+    """A server behind a proxy that breaks connections."""
+    root = folder(tmp_path_factory.mktemp("proxied") / "space")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Proxy(port) as proxy:
+        with (root / "recipe.toml").open("a") as settings:
+            settings.write(f'[server]\nhosts = ["127.0.0.1:{proxy.port}"]\n')
+        with Rest(root, "--with-worker", "--port", str(port)) as rest, pytest.MonkeyPatch.context() as environ:
+            environ.setenv("RECIPE_TOKEN", rest.token)
+            yield rest, proxy
+
+
+def test_a_lost_network_leaves_no_gap_and_repeats_nothing(proxied: tuple[Rest, Proxy]) -> None:
+    rest, proxy = proxied
+    run = runner.submit("gate", {"name": "net"}, to=f"http://127.0.0.1:{proxy.port}")
+    seen: list[str] = []
+    for n, line in enumerate(run.logs(follow=True)):
+        seen.append(line.text)
+        if n in (5, 20, 40, 60):
+            proxy.reset() if n % 2 else proxy.cut()
+        if n == 80:
+            (rest.root / "go-net").touch()
+    assert seen == ["begun", *(f"line {n}" for n in range(1, len(seen)))]
+    assert len(seen) > 80
+    proxy.cut()
+    assert run.wait(60).state == "COMPLETED" and len(proxy.connections) >= 5
+
+
+@pytest.mark.proof
+def test_a_log_goes_on_behind_a_server_that_was_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder(tmp_path / "space")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    first = Rest(root, "--port", port)
+    monkeypatch.setenv("RECIPE_TOKEN", first.token)
+    run = runner.submit("gate", {"name": "again"}, to=first.url)
+    worker = subprocess.Popen([*RECIPE, "worker", "--once", "-qq"], cwd=root)
+    lines = run.logs(follow=True)
+    seen = [next(lines).text for _ in range(10)]
+    assert first.end() == 0
+    with Rest(root, "--port", port):
+        seen += [next(lines).text for _ in range(30)]
+        (root / "go-again").touch()
+        seen += [line.text for line in lines]
+        assert run.wait(60).state == "COMPLETED"
+    assert worker.wait(60) == 0
+    assert seen == ["begun", *(f"line {n}" for n in range(1, len(seen)))]
+
+
+def test_a_file_and_what_is_of_this_machine_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    nobody = "https://127.0.0.1:9"
+    with pytest.raises(Invalid, match="file here, and a server runs recipes of its own") as found:
+        runner.submit("./talk.yaml", {}, to=nobody)
+    assert "allow" in found.value.problems[0].fix
+    with pytest.raises(Invalid, match="of this machine's workspace"):
+        runner.submit("talk", {}, to=nobody, out=tmp_path)
+    with pytest.raises(Invalid, match="neither a database nor a server"):
+        runner.submit("talk", {}, to="ftp://host/x")
+
+
+def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RECIPE_TOKEN", raising=False)
+    with pytest.raises(Invalid, match="for everybody to read"):
+        runner.run_of("x", to="http://runs.example:8765")
+    file = tmp_path / "token"
+    file.write_text("rcp_x\n")
+    file.chmod(0o644)
+    monkeypatch.setenv("RECIPE_TOKEN_FILE", str(file))
+    with pytest.raises(Invalid, match="can be read by others"):
+        runner.run_of("x", to="http://127.0.0.1:9")
+
+
+def test_a_wrong_token_and_a_stranger_are_told_apart(proxied: tuple[Rest, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
+    rest, _ = proxied
+    monkeypatch.setenv("RECIPE_TOKEN", "rcp_wrong")
+    with pytest.raises(Invalid) as found:
+        runner.run_of("x", to=rest.url)
+    assert "RECIPE_TOKEN" in found.value.problems[0].fix
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr("runner.interface.handle.core.FEW", 1)
+    with pytest.raises(Infrastructure, match="does not answer"):
+        runner.run_of("x", to=f"http://127.0.0.1:{port}")
+
+
+def test_without_httpx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Infrastructure) as found:
+        runner.run_of("x", to="http://127.0.0.1:9")
+    assert "recipe-runner[client]" in found.value.fix

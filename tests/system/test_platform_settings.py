@@ -1,0 +1,119 @@
+"""The environment that platforms set: for the server, for workers, and in a pod."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fastapi import Response
+
+from runner.execution.session import look
+from runner.execution.terms import request_of_run
+from runner.interface.cli import queue, serve
+from runner.language import parse
+from runner.planning.schedule import Move
+from runner.reports.receivers import Receivers
+from runner.server import platform
+from runner.server.answers import Refused
+from runner.server.platform import Execute
+from runner.server.room import Room
+from runner.server.tokens import Tokens
+from runner.storage.locks import Locks
+from runner.storage.workspace import Workspace
+from runner.survey.kept_state import kept
+from tests.support import Space
+from tests.system.test_worker import row, submitted, work
+
+TRAIN = """
+inputs:
+  base: {type: model, default: hf://acme/base}
+  rows: {type: dataset}
+  precision: {type: choice, default: auto, choices: [auto, "no"]}
+  push_to: {type: string, default: ""}
+steps:
+  train:
+    run: "echo {{ inputs.base }} {{ inputs.precision }} {{ inputs.push_to }} $GPU_MEMORY_FRACTION > {{ outputs.o }}; cat {{ inputs.rows }} >> {{ outputs.o }}"
+    outputs: {o: o.txt}
+    metrics: true
+"""
+
+
+def parsed(verb: str, module: object, words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.arguments(parser, verb)  # type: ignore[attr-defined]
+    return parser.parse_args(words)
+
+
+def test_where_a_server_listens_and_how_much_a_worker_does_at_once_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HOST", "0.0.0.0"), ("PORT", "9000"), ("MAX_CONCURRENT_JOBS", "3")):
+        monkeypatch.setenv(name, value)
+    told = parsed("serve", serve, [])
+    assert (told.address, told.port) == ("0.0.0.0", 9000) and parsed("serve", serve, ["--port", "1"]).port == 1
+    assert parsed("worker", queue, []).concurrency == 3
+    monkeypatch.setenv("MAX_CONCURRENT_JOBS", "many")
+    with pytest.raises(SystemExit):
+        parsed("worker", queue, [])
+
+
+def test_a_pod_gives_a_recipe_what_its_environment_names(space: Space) -> None:
+    space.recipe(TRAIN)
+    space.write("rows.txt", "rows\n")
+    space.write("base/config.json", "{}")
+    pod = {"JOB_ID": "j1", "MODEL_NAME": "./base", "DATASET_URL": "rows.txt", "HF_REPO_NAME": "ann/tuned", "GPU_MEMORY_FRACTION": "0.5"}
+    code, _, err = space.command("run", "precision=no", env=pod)
+    assert code == 0, err
+    words = space.read("o.txt").split()
+    assert words[0].endswith("base") and words[1:] == ["no", "ann/tuned", "0.5", "rows"]
+    code, _, err = space.command("run", env={**pod, "JOB_ID": ""})
+    assert code == 3 and "rows" in err, "without a job it is no pod"
+
+
+def test_a_job_is_stored_as_the_settings_of_the_platform_say(space: Space) -> None:
+    space.recipe(TRAIN.replace("recipe: t@1", ""))
+    space.write("recipe.toml", '[recipes]\nallow = ["./recipe.yaml"]\n')
+    space.write("sets/rows.txt", "rows\n")
+    environ = {"DATA_DIR": "sets", "OUTPUT_DIR": "results", "ENABLE_MIXED_PRECISION": "false"}
+    room = Room(space.root, {**os.environ, **environ}, Tokens(space.root / "server", Locks(space.root)))
+    recipe = parse.load(space.root / "recipe.yaml").id
+    asked = Execute.model_validate({"job_id": "j1", "recipe": recipe, "dataset_url": "sets/rows.txt"})
+    assert platform.execute(asked, room, Response()).status == "queued"
+    with Workspace.open(space.root) as ws:
+        run = ws.store.runs.latest()[0]
+    assert run.inputs["precision"] == "no" and json.loads(json.dumps(run.data["asked"]))["out"] == str(space.root / "results" / "j1")
+
+
+def test_a_report_without_a_token_of_its_job_has_the_key_of_the_worker(space: Space) -> None:
+    with Workspace.open(space.root, environ={"API_KEY": "wak_1"}) as ws:
+        assert Receivers(ws)._secrets("metrics", "", None) == ["wak_1"]
+    with Workspace.open(space.root, environ={"API_KEY": "wak_1", "JOB_TOKEN": "of-the-job"}) as ws:
+        assert Receivers(ws)._secrets("metrics", "", None) == ["of-the-job"]
+
+
+def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Space) -> None:
+    space.recipe(
+        "steps:\n  t:\n    run: 'mkdir -p ckpt; ls ckpt > {{ outputs.o }}'\n    state: {ckpt: {checkpoint: 'step-*'}}\n    outputs: {o: o}\n"
+    )
+    run = submitted(space)
+    with Workspace.open(space.root) as ws:
+        fence = ws.store.runs.claim(run, "test")
+        assert fence is not None
+        ws.store.runs.group(run, fence, [Move("run", run, "QUEUED", "PAUSED", "paused")], run_state=("PAUSED", "paused"))
+        ws.store.runs.release(run, fence)
+        request = request_of_run(ws.store.runs.get(run))
+        assert request is not None
+        found = look(ws, request)
+        (state,) = kept(ws, found, found.todo)
+        for n in (1, 2):
+            (state.folder / f"step-{n}").mkdir(parents=True)
+            (state.folder / f"step-{n}" / "weights.bin").write_text(str(n))
+    room = Room(space.root, os.environ, Tokens(space.root / "server", Locks(space.root)))
+    for other in ("/etc/passwd", "step-3", "../step-1", "ep-1"):
+        with pytest.raises(Refused, match="none of the job's own"):
+            platform._go_back(room, run, other)
+    platform._go_back(room, run, str(state.folder / "step-1"))
+    assert sorted(path.name for path in Path(state.folder).iterdir()) == ["step-1"]
+    assert row(space, run).state == "PAUSED"
+    work(space)
