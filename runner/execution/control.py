@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from datetime import timedelta
 from typing import Final
 
@@ -52,11 +53,14 @@ def _kept(work: Work) -> str:
     words = []
     for running in list(work.running.values())[:NAMED]:
         names = []
-        if running.state is not None:
-            newest = (
-                checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False) for each in work.spec(running.node.id).state
-            )
-            names = [each.name for each in newest if each.name is not None]
+        for each in work.spec(running.node.id).state:
+            folder = running.state.folder(each.name) if running.state is not None else None
+            if folder is None or not folder.is_dir():
+                continue
+            if each.checkpoint is None:
+                names += [each.name] if os.listdir(folder) else []
+            elif (newest := checkpoints.newest(folder, each.checkpoint, thorough=False).name) is not None:
+                names.append(newest)
         words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else "starts over next time"))
     return f" ({'; '.join(words)})" if words else ""
 

@@ -40,3 +40,10 @@ def steps_of(found: Survey, id: str) -> float | None:
     reads = author.get("reads", {})
     given = (reads.get(f"{kind}.{name}") for name in _TOTALS for kind in ("matrix", "inputs"))
     return next((float(value) for value in given if isinstance(value, (int, float)) and value > 0), None)
+
+
+def pattern_of(found: Survey, id: str) -> str | None:
+    """By which pattern the metrics of a step are read from its log; None where they are not."""
+    n = found.plan.index.get(id)
+    metrics = found.plan.specs()[n].metrics if n is not None else None
+    return metrics.pattern if metrics is not None else None

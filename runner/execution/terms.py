@@ -88,6 +88,8 @@ class Overview(NamedTuple):
     """A step's command as it would be typed, by the step's id."""
     steps: Callable[[str], float | None] = lambda id: None
     """How many steps a training takes, by the step's id; None where its inputs do not say."""
+    pattern: Callable[[str], str | None] = lambda id: None
+    """By which pattern a step's metrics are read from its log, by the step's id; None where they are not."""
 
 
 class Summary(NamedTuple):

@@ -36,7 +36,7 @@ from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
-from .tasks import steps_of
+from .tasks import pattern_of, steps_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 from .work import Handover, Options, Work
 
@@ -233,9 +233,8 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: S
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
     commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
-    listener.begin(
-        Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker, partial(_typed, found), partial(steps_of, found))
-    )
+    named = Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker)
+    listener.begin(named._replace(command=partial(_typed, found), steps=partial(steps_of, found), pattern=partial(pattern_of, found)))
     tell(ws, listener)
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")

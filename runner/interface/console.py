@@ -332,9 +332,9 @@ class _Row:
         log = os.path.join(story.workspace, str(event.data.get("log") or ""))
         self._log = LogTail(log, story.masker)
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
-        metrics = event.data.get("metrics")
-        total = story.steps(event.id) if metrics else None
-        self._metrics = MetricsTail(os.path.join(story.workspace, str(metrics)), story.masker, total) if metrics else None
+        metrics, pattern = event.data.get("metrics"), story.pattern(event.id)
+        path = os.path.join(story.workspace, str(metrics)) if metrics else log
+        self._metrics = MetricsTail(path, story.masker, story.steps(event.id), pattern) if metrics or pattern else None
 
     def poll(self, now: float) -> bool:
         changed = self._log.poll() | self._host.poll(now)
@@ -431,6 +431,7 @@ class _Story:
         self.masker = Masker()
         self._command: Callable[[str], str] = lambda id: ""
         self.steps: Callable[[str], float | None] = lambda id: None
+        self.pattern: Callable[[str], str | None] = lambda id: None
         self.total = self.ended = self.failed = 0
         self._restored = 0
         self._tries: dict[str, int] = {}
@@ -442,7 +443,7 @@ class _Story:
 
     def begin(self, overview: Overview) -> None:
         self.workspace, self.masker, self._command = overview.workspace, overview.masker, overview.command
-        self.steps = overview.steps
+        self.steps, self.pattern = overview.steps, overview.pattern
         self.total, self.ended, self._recipe = overview.total, overview.fresh, overview.recipe
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()

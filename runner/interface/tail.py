@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 from ..planning.ids import readable
@@ -135,12 +135,12 @@ class LogTail:
 
 
 class MetricsTail:
-    """The training metrics of a running step, as far as they have been written."""
+    """The training metrics of a running step, as far as they have been written: JSON lines, or the lines of a log that have a pattern."""
 
-    __slots__ = ("_first", "_last", "_masker", "_path", "_points", "_seen", "_stride", "_sum", "_summed", "_total", "main", "values")
+    __slots__ = ("_first", "_last", "_masker", "_path", "_pattern", "_points", "_seen", "_stride", "_sum", "_summed", "_total", "main", "values")
 
-    def __init__(self, path: str, masker: Masker, total: float | None = None) -> None:
-        self._path, self._masker = path, masker
+    def __init__(self, path: str, masker: Masker, total: float | None = None, pattern: str | None = None) -> None:
+        self._path, self._masker, self._pattern = path, masker, pattern
         self._total = total  # steps, as the inputs say
         self._seen = 0
         self.values: dict[str, float] = {}
@@ -164,8 +164,8 @@ class MetricsTail:
         skipped = start > self._seen  # the first line is then the end of one
         self._seen = start + whole
         told = data[:whole].splitlines()[1 if skipped else 0 :]
-        for line in told:
-            self._take(_numbers(line, self._masker))
+        for numbers in self._numbers(told):
+            self._take(numbers)
         step = self.values.get("step")
         if step is not None and (self._last is None or step != self._last[0]):
             self._last = (step, now)
@@ -203,6 +203,18 @@ class MetricsTail:
         if rate:
             said.append(f"{_short(values[rate])} {shown(rate.removesuffix('_per_second').removesuffix('/s'))}/s")
         return "  ".join(said)
+
+    def _numbers(self, lines: Iterable[bytes]) -> Iterator[dict[str, float]]:
+        from ..storage.metrics import parse, reader
+
+        if self._pattern is None:
+            yield from (_finite(self._masker.value(parse(line))) for line in lines)
+            return
+        try:
+            read = reader(self._pattern)
+            yield from (_finite(read(self._masker.mask(line))) for line in lines)
+        except TimeoutError:
+            pass  # the step's end says so: here it would only hold the display up
 
     def _take(self, told: Mapping[str, float]) -> None:
         self.values.update(told)
@@ -244,13 +256,7 @@ def _main(values: Mapping[str, float]) -> str:
     return next((name for name in candidates if name.endswith("loss")), candidates[0] if candidates else "")
 
 
-def _numbers(line: bytes, masker: Masker) -> dict[str, float]:
-    from ..storage.metrics import parse
-
-    try:
-        told = masker.value(parse(line))
-    except RecursionError:  # a line of ten thousand brackets
-        return {}
+def _finite(told: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in told.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}
 
 

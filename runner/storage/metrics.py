@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -87,18 +87,29 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
 
     Raises Invalid where one line takes more than `PATIENCE` seconds.
     """
-    import regex
-
-    compiled = regex.compile(pattern.encode())
+    read = reader(pattern)
     with log.open("rb") as file:
         for line in _lines(file, masker):
             try:
-                hit = compiled.search(line[:4096], timeout=PATIENCE)
+                found = read(line)
             except TimeoutError:
                 message = f"the metrics pattern `{pattern}` takes more than {PATIENCE:g} s for one line of the log"
                 raise Invalid([Problem("pattern-too-slow", message, None, "write it without a repetition inside a repetition")]) from None
-            if hit:
-                yield {name: _number(text) for name, text in hit.groupdict().items() if text is not None}
+            if found:
+                yield found
+
+
+def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
+    """What gives the named groups of `pattern` in a line, as numbers where they are.  It raises TimeoutError after `PATIENCE` seconds."""
+    import regex
+
+    compiled = regex.compile(pattern.encode())
+
+    def read(line: bytes) -> dict[str, Value]:
+        hit = compiled.search(line[:4096], timeout=PATIENCE)
+        return {name: _number(text) for name, text in hit.groupdict().items() if text is not None} if hit else {}
+
+    return read
 
 
 def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:

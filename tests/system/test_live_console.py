@@ -374,6 +374,26 @@ def test_metrics_are_followed_by_whole_lines(tmp_path: Path) -> None:
         assert tail.poll(0.0) and tail.text(False) == "step 3  loss 2.25"
 
 
+def test_numbers_that_a_log_prints_are_followed_by_the_pattern(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"hello\nstep 1 of it: loss 2.5\nnothing\nstep 2 of it: loss 2.25, hunter2-hunter2\nstep 3 of")
+    tail = MetricsTail(
+        str(log), Masker([Secret("token", "hunter2-hunter2")]), 10, r"step (?P<step>\d+) of it: loss (?P<loss>[\d.]+)(?:, (?P<more>\S+))?"
+    )
+    assert tail.poll(0.0) and tail.text(False) == "step 2/10 20%  loss 2.25"
+    with log.open("ab") as writer:
+        writer.write(b" it: loss 2\n")
+    assert tail.poll(1.0) and tail.text(False) == "step 3/10 30%  loss 2" and tail.left(1.0) == 7.0
+
+
+def test_a_pattern_that_takes_for_ever_does_not_hold_up_the_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.storage.metrics.PATIENCE", 0.01)
+    log = tmp_path / "log"
+    log.write_bytes(b"a" * 4000 + b"\n")
+    tail = MetricsTail(str(log), Masker(), 10, r"(?P<step>(a|a)*)b")
+    assert tail.poll(0.0) and tail.text(False) == ""
+
+
 def test_of_long_metrics_the_end_is_read(tmp_path: Path) -> None:
     file = tmp_path / "metrics"
     file.write_text("".join(f'{{"step": {n}, "loss": {10000 - n}}}\n' for n in range(10_000)))
