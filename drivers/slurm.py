@@ -19,7 +19,7 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any, cast
 
-from . import calls, machine
+from . import calls, machine, slurm_keeper
 from . import slurm_commands as commands
 from .base import (
     NOTHING,
@@ -167,7 +167,10 @@ class Slurm:
             if lease.id not in self._hosts:
                 nodes = commands.addresses(await self._ask(commands.names(job.nodes)))
                 end = time.time() + job.left, commands.grace(self._grace, job.walltime)
-                self._hosts[lease.id] = tuple(SlurmHost(self, lease, name, address, f"{self._root}/{name}", *end) for name, address in nodes)
+                folders = await asyncio.gather(*(self._folder(lease, name) for name, _ in nodes))
+                self._hosts[lease.id] = tuple(
+                    SlurmHost(self, lease, name, address, folder, *end) for (name, address), folder in zip(nodes, folders, strict=True)
+                )
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
         begins = f", and may begin at {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
@@ -234,6 +237,11 @@ class Slurm:
         how, _, words = end.words.decode("utf-8", "replace").partition("\n")
         if how != "ended with 0":
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
+
+    async def _folder(self, lease: Lease, node: str) -> str:
+        """Where an allocation lies on a node: several may share one."""
+        said = self.call(lease, node, ("/bin/sh", "-c", f'printf %s "${slurm_keeper.FOLDER}"'), NOTHING)
+        return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 
     async def _job(self, lease: Lease) -> Listed:
         """The job of a lease.  Raises HostLost when it is over."""

@@ -215,7 +215,7 @@ def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
         '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
-        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2" "$root/$SLURMD_NODENAME/agent" "$4" "$5" "$6"'
+        'exec "$0" -I -c "$1" keep "recipe-$SLURM_JOB_ID-$SLURMD_NODENAME" "$2" "$root/$SLURMD_NODENAME" "$4" "$5" "$6"'
     )
     step = "srun --overlap --mem=0 --ntasks-per-node=1 --cpus-per-task=$SLURM_CPUS_ON_NODE --cpu-bind=none --wait=0 --kill-on-bad-exit=1 /bin/sh -c"
     given = (f"{asked.idle:g}", asked.root, f"{asked.leave:g}", f"{asked.grace:g}")

@@ -3,7 +3,7 @@
 `proctrack/cgroup` ends with a step all that it left behind.  So programs are begun by a keeper, which is a step that lasts: a relay, the step of one
 call, hands it a program with its own input and output, and waits for the end.  The agent that such a program begins is then of the keeper's step.
 
-Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE AGENT LEAVE GRACE BEGAN` and
+Only the standard library, of Python 3.9.  Sent as text: `python -c TEXT keep NAME IDLE FOLDER LEAVE GRACE BEGAN` and
 `python -c TEXT call NAME MARK PROGRAM...`.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import select
@@ -28,22 +30,27 @@ WORDS = 4096
 """Bytes of stderr that are kept for an error."""
 DRAIN = 1
 """Seconds for which input is read that no program wants any more."""
+FOLDER = "RECIPE_NODE_FOLDER"
+"""The variable in which programs find the folder of their allocation on this node."""
 SUBREAPER = 36
 DESCRIPTORS = 3
 
 
-def keep(name: str, idle: float, agent: str, leave_at: float, grace: float) -> None:
+def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> None:
     """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never).
 
-    At `leave_at` (seconds since the epoch, 0: never) the agent whose folder is named is told to end all jobs, which have `grace` seconds to save.
+    The first of several allocations that share this node has `folder`, the second `folder.2`: an agent, and all that it begins, is of one allocation.
+    At `leave_at` (seconds since the epoch, 0: never) the agent there is told to end all jobs, which have `grace` seconds to save.
     """
     import ctypes
     import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither
     import threading  # noqa: F401
 
     os.chdir(os.path.expanduser("~"))
+    folder, taken = _take(folder)
+    os.environ[FOLDER] = folder
     reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0  # what a call leaves behind is then a child of ours, and counted
-    with socket.socket(socket.AF_UNIX) as listener:
+    with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
         quiet_since = time.monotonic()
@@ -55,7 +62,22 @@ def keep(name: str, idle: float, agent: str, leave_at: float, grace: float) -> N
                 quiet_since = time.monotonic()
             if leave_at and time.time() >= leave_at:
                 leave_at = 0.0
-                _leave(agent, grace)
+                _leave(f"{folder}/agent", grace)
+
+
+def _take(folder: str) -> tuple[str, socket.socket]:
+    """The first of `folder`, `folder.2`, … that no other keeper on this node has, and what holds it while this process lives."""
+    mark, number = hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:16], 1
+    while True:
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            held.bind(f"\0recipe-{os.getuid()}-{mark}-{number}")
+            return folder if number == 1 else f"{folder}.{number}", held
+        except OSError as error:
+            held.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            number += 1
 
 
 def _leave(folder: str, grace: float) -> None:
@@ -192,7 +214,7 @@ def _peer(connection: socket.socket) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
-        _, _, name, idle, agent, leave, grace, began = sys.argv
-        keep(name, float(idle), agent, float(began) + float(leave) if float(leave) else 0.0, float(grace))
+        _, _, name, idle, folder, leave, grace, began = sys.argv
+        keep(name, float(idle), folder, float(began) + float(leave) if float(leave) else 0.0, float(grace))
     else:
         call(sys.argv[2], sys.argv[3], sys.argv[4:])

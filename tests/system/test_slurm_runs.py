@@ -303,3 +303,28 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(s
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
     assert code == 0 and "proctrack/" in out and "main, short" in out
+
+
+def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster: Slurm) -> None:
+    """An agent begins its jobs inside its own allocation: with one agent for both, the end of the first would be the end of what the second runs."""
+    settings(space, "cpus = 1\noptions = ['--nodelist=n1']")
+    gate, begun = space.root / "gate", space.root / "begun"
+    hold = f"echo $0 >> {begun}; until [ -e {gate} ]; do sleep 0.05; done"
+    space.recipe(f"steps: {{one: {{run: '{hold}; echo 1 > o.txt', outputs: {{o: o.txt}}}}}}")
+    other = Workers(space.root.parent / "other")
+    settings(other, "cpus = 1\noptions = ['--nodelist=n1']")
+    other.recipe(f"steps: {{two: {{run: '{hold}; pwd > p.txt', outputs: {{p: p.txt}}}}}}")
+    first = space.start("run", "--driver", "slurm")
+    until(begun.exists, seconds=30)
+    [before] = cluster.jobs()
+    second = other.start("run", "--driver", "slurm")
+    until(lambda: len(begun.read_text().splitlines()) == 2, seconds=30)
+    cluster.ask("scancel", before)
+    until(lambda: before not in cluster.jobs(), seconds=30)
+    gate.touch()
+    for worker in (first, second):
+        _, said = worker.communicate(timeout=60)
+        assert worker.returncode == 0, said
+    assert len(begun.read_text().splitlines()) == 3, "the step whose allocation was cancelled begins again, the other goes on"
+    assert "/there/n1.2/attempts/" in other.read("p.txt") and cluster.jobs() == []
+    other.end()
