@@ -141,7 +141,7 @@ def test_a_kill_at_any_point_leaves_a_machine_that_the_next_run_uses_and_stops(s
 
 
 @pytest.mark.parametrize(
-    ("name", "faults"), [("gcp", "boot=0.1,takes=0.1,foreign=3"), pytest.param("vastai", "boot=0.1,foreign=3", marks=pytest.mark.longer)]
+    ("name", "faults"), [("gcp", "boot=0.1,takes=0.1,foreign=3"), pytest.param("vastai", "boot=0.1,foreign=3", marks=pytest.mark.proof)]
 )
 def test_a_provider_s_machine_is_kept_between_runs(space: Space, monkeypatch: pytest.MonkeyPatch, name: str, faults: str) -> None:
     with fake_provider(name, "--hosts", "real", "--clock", "real", "--faults", faults) as real:
