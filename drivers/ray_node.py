@@ -151,11 +151,11 @@ class Node:
             await self.end(id)
         if self._watch is None:
             return True
-        assert self._watch.stdin is not None
+        assert self._watch.stdin is not None and self._watch.stdout is not None
         self._watch.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._watch.wait(), LONGEST_POLL)
-        return self._watch.returncode is not None
+            await asyncio.wait_for(self._watch.stdout.read(), LONGEST_POLL)
+        return self._watch.stdout.at_eof()
 
     async def quiet(self) -> float:
         """Seconds for which nothing has run here and nobody has been connected."""
@@ -210,13 +210,14 @@ def held(path: str) -> bool:
 
 
 def watch(root: str, name: str, grace: float) -> None:
-    """Take a folder below `root` that no other has, and print it.  When our input is over, end what runs there."""
+    """Take a folder below `root` that no other has, and print it.  When our input is over, end what runs there, and let go of our output."""
+    if os.fork():
+        os._exit(0)  # Ray kills the children of an actor that ends; a child's child it does not know
     taken, folder = next(filter(None, map(_taker(root), range(1000))))
     os.makedirs(os.path.join(folder, "agent"), mode=0o700, exist_ok=True)
     os.ftruncate(taken, 0)
     os.write(taken, name.encode("utf-8", "surrogateescape"))
     os.write(1, os.fsencode(folder) + b"\n")
-    os.close(1)
     while os.read(0, 1):
         pass
     body = b"leave\0%f\0the actor of its node is gone" % grace

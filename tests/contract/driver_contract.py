@@ -56,7 +56,7 @@ SH = "/bin/sh"
 
 SIZE = int(os.environ.get("RECIPE_LOG_MB", "64")) * 1_000_000  # bytes of a huge log
 
-# A worker that begins one job, says so, and is killed as it waits.
+# A worker that begins one job, says so, and is killed as it waits.  Hosts that are shared have jobs of other claims, so it has the name of its place.
 WORKER = """
 import asyncio, importlib, json, sys
 from pathlib import Path
@@ -65,7 +65,7 @@ contract = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])()
 async def work():
     driver = contract.make(Path(sys.argv[4]))
     host = await contract.host(driver)
-    job = await host.start(contract.command(sys.argv[5], Path(sys.argv[4]), locks=tuple(sys.argv[6:])), "job")
+    job = await host.start(contract.command(sys.argv[5], Path(sys.argv[4]), locks=tuple(sys.argv[6:])), Path(sys.argv[4]).name)
     await host.wait(job, contract.moment)
     print(json.dumps([job.key, dict(job.data)]), flush=True)
     await asyncio.Event().wait()
@@ -231,6 +231,9 @@ class LeaseContract:
 class DriverContract(LeaseContract):
     """What runs on a host, too."""
 
+    memory = 32_000
+    """Kilobytes by which a client may grow, however much a job prints."""
+
     # --- running
 
     def test_a_command_gets_its_arguments_directory_and_environment_and_nothing_else(self, place: Path) -> None:
@@ -328,7 +331,7 @@ class DriverContract(LeaseContract):
 
     def test_a_job_holds_many_locks(self, place: Path, locks: list[str]) -> None:
         async def act(host: Client) -> None:
-            job = await self.begun(host, self.command("echo began; read go < gate", place, locks=tuple(locks)), "job")
+            job = await self.begun(host, self.command("echo began; read go < gate", place, locks=tuple(locks)), place.name)
             assert list(await host.free(locks)) == []
             await asyncio.to_thread((place / "gate").write_text, "go\n")
             assert (await self.end(host, job)).code == 0
@@ -377,7 +380,7 @@ class DriverContract(LeaseContract):
         jobs = self.killed_workers(place, script, 3)
 
         async def act(host: Client) -> None:
-            assert jobs[0] == jobs[1] == jobs[2] == await host.start(self.command(script, place), "job")
+            assert jobs[0] == jobs[1] == jobs[2] == await host.start(self.command(script, place), place.name)
             release(place)
             assert (await over(host, jobs[0])).code == 4
             assert (place / "count").read_text() == "ran\n"
@@ -410,7 +413,7 @@ class DriverContract(LeaseContract):
 
     def test_a_job_that_nobody_began_left_no_status(self, place: Path) -> None:
         async def act(host: Client) -> None:
-            end = await over(host, Job("never"))
+            end = await over(host, Job("unheard-of"))
             assert (end.code, end.reason) == (None, "lost")
 
         self.on_host(place, act)
@@ -423,7 +426,7 @@ class DriverContract(LeaseContract):
 
         async def act(host: Client) -> None:
             assert await host.wait(job, AT_ONCE) is None
-            assert await host.start(self.command(script, place), "job") == job
+            assert await host.start(self.command(script, place), place.name) == job
             release(place)
             assert (await over(host, job)).code == 7
             assert await printed(host, job) == b"began\ndone\n"
@@ -499,7 +502,7 @@ class DriverContract(LeaseContract):
     @pytest.mark.parametrize(("limits", "reason"), [({"timeout": 0.2}, "timeout"), ({"idle_timeout": 0.2}, "idle")])
     def test_a_limit_ends_a_job_and_is_its_reason(self, place: Path, limits: dict[str, float], reason: str) -> None:
         async def act(host: Client) -> None:
-            end = await over(host, await host.start(self.command("sleep 1000", place, **limits), "limited"))
+            end = await over(host, await host.start(self.command("sleep 1000", place, **limits), reason))
             assert (end.reason, end.signal) == (reason, signal.SIGTERM)
             assert end.ended - end.started >= 0.2
 
@@ -508,7 +511,8 @@ class DriverContract(LeaseContract):
     def test_a_stop_of_what_never_began_does_nothing(self, place: Path) -> None:
         async def act(host: Client) -> None:
             await host.stop(Job("never"), AT_ONCE)
-            assert (await over(host, await host.start(self.command("exit 6", place), "never"))).code == 6
+            end = await over(host, await host.start(self.command("exit 6", place), "never"))
+            assert end.code == 6, end
 
         self.on_host(place, act)
 
@@ -561,7 +565,8 @@ class DriverContract(LeaseContract):
             while data := await host.log(job, read):
                 read += len(data)
             assert read == SIZE
-            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32_000  # kilobytes
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            assert grown < self.memory, grown
 
         self.on_host(place, act)
 

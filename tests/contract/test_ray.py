@@ -58,6 +58,8 @@ def cluster() -> Iterator[Cluster]:
 class OnRay(DriverContract, ExcludingContract):
     """An actor takes a second to begin: those claims that are of jobs share one, each with a folder of its own."""
 
+    memory = 96_000  # Ray maps its object store
+
     @pytest.fixture(autouse=True)
     def found(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -163,6 +165,7 @@ def test_a_node_that_is_killed_is_a_preemption_and_the_step_goes_on_elsewhere(on
     until(lambda: (begun.exists() and len(begun.read_text().split()) == 2) or worker.poll() is not None)
     cluster.add()
     cluster.kill()
+    until(lambda: len(begun.read_text().split()) == 4 or worker.poll() is not None, seconds=120)
     gate.touch()
     _, said = worker.communicate(timeout=90)
     assert worker.returncode == 0, said
