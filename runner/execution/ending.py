@@ -88,7 +88,7 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
-            return _Why("preempted" if work.host_pool.preemptible(running.site) else "lost", str(end))
+            return _Why("preempted" if work.host_pool.spot.preemptible(running.site) else "lost", str(end))
         return _Why("driver", str(end))
     if end.reason == "stopped" and id in work.early and not work.control.stopping:
         return _Why(EARLY, work.early[id])
@@ -145,7 +145,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
         if full := attempt_result.full(tail, await running.site.members[node].room(), where):
             return _Why("disk", f"{words}: {full}")
-    if exit.signal == signal.SIGTERM and where and work.host_pool.preemptible(running.site) and not running.stopped:
+    if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.site) and not running.stopped:
         return _Why("preempted", f"{words}: {where} is being taken away")
     if reason in ("timeout", "idle") and causes.is_stalled(*metrics.pace(Path(f"{running.attempt.path}.metrics"))):
         reason = "stalled"

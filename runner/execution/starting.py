@@ -363,7 +363,9 @@ def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
     sites = [site for site in sites if site.has_room(wants) and all(site.holds(content) for content in absent)]
     sites = sorted(sites, key=lambda site: site.silent)
     if spec.node_count > 1:
-        return work.host_pool.group(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
+        from ..hosts.group import group_of
+
+        return group_of(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
     return sites[0] if sites else None
 
 

@@ -247,6 +247,11 @@ class Group(Site):
         await asyncio.gather(*map(one, ranks))
 
 
+def group_of(sites: Sequence[Site]) -> Site:
+    """These hosts as one place, the first of them node 0."""
+    return sites[0] if len(sites) == 1 else Group([site for site in sites if isinstance(site, Away)])
+
+
 def ranked(name: str, rank: int) -> str:
     """What the others than node 0 have here, beside what bears that name."""
     return f"{name}.{rank}" if rank else name
