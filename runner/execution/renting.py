@@ -112,7 +112,7 @@ async def _get(work: Work, need: Need) -> None:
         if work.survey.request.current_python:
             await same_packages([site])
         if stayed := work.stayed():
-            await site.look_for(stayed)
+            await site.folder.look_for(stayed)
 
     try:
         await pool.rent(need, ready)

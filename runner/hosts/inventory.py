@@ -78,9 +78,9 @@ class Inventory:
         now, found = time.monotonic(), []
         for held in self.held:
             served = [count for need, count in needs.items() if held.serves(need)]
-            if held.site.leaving and not held.site.busy:
+            if held.site.leaving and not held.site.capacity.busy:
                 found.append((held.site, held.site.leaving))
-            elif held.site.busy or any(served):
+            elif held.site.capacity.busy or any(served):
                 held.idle_since = now
             elif not served:
                 found.append((held.site, "no unfinished step needs it"))
@@ -116,7 +116,7 @@ class Inventory:
     def unused_leases(self) -> list[Site]:
         """One place of each lease that is about to end and on which nothing runs any more."""
         found: dict[str, Site] = {}
-        busy = {row.key for held in self.held if held.site.busy or not held.site.leaving for row in held.leases}
+        busy = {row.key for held in self.held if held.site.capacity.busy or not held.site.leaving for row in held.leases}
         for held in self.held:
             found |= {row.key: held.site for row in held.leases if row.key not in busy}
         return list(found.values())

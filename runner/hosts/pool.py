@@ -119,7 +119,7 @@ class HostPool:
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
-        return {} if self.priced else {name: sum(site.has(name) for site in self.sites) for name in names}
+        return {} if self.priced else {name: sum(site.capacity.has(name) for site in self.sites) for name in names}
 
     @property
     def full(self) -> bool:
@@ -166,7 +166,7 @@ class HostPool:
         await self._upkeep.tidy()
         kept = _by_machine(await self.leases.adopt())
         if self.priced:
-            self.here.slots = len(os.sched_getaffinity(0))
+            self.here.capacity.slots = len(os.sched_getaffinity(0))
         else:
             await self._fill(kept, want)
         for rows in kept.values():
@@ -183,7 +183,7 @@ class HostPool:
                 await self.allocate()
             return
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = max(want - sum(site.slots or 0 for site in self.sites), int(len(self.sites) < self._wish.need.nodes))
+            missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < self._wish.need.nodes))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
 
@@ -298,7 +298,7 @@ class HostPool:
                 return await self.allocate() if wanted else ()
             for offer in await self._offers(Wish()):
                 if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (
-                    found := await self._take(offer, lost.slots or 1, Need())
+                    found := await self._take(offer, lost.capacity.slots or 1, Need())
                 ):
                     return found
         except (DriverError, Infrastructure) as error:
