@@ -37,12 +37,13 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
+from .budget import LEAST, TERM
 from .client import Client
 from .connect import Connector, measure
 from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
 from .lease_upkeep import LeaseUpkeep
-from .leases import LEAST, TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
+from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
 from .needs import MOST_TAKEN, Spot, market_of, need_for
 from .offering import left_out
 from .sites import Site
@@ -125,7 +126,7 @@ class HostPool:
     def full(self) -> bool:
         """Whether there may be no more machines than there are."""
         most = self._of().driver.traits.hosts_at_once
-        if self._of().full or (self._of().keeping is not None and len(self.inventory)):
+        if self._of().budget.full or (self._of().keeping is not None and len(self.inventory)):
             return True
         return most is not None and len(self.inventory) >= most
 
@@ -210,7 +211,7 @@ class HostPool:
                 found.add(need)
                 if isinstance(driver, Accounted):
                     await driver.solvent()
-                if short := self._of().pays(offers[0]):
+                if short := self._of().budget.pays(offers[0]):
                     raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             else:
                 self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
@@ -342,9 +343,10 @@ class HostPool:
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = KeptLeases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
-        leases.limits = self.ws.config.limits if driver.traits.priced else {}
-        leases.limit, leases.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
-        leases.term = timedelta(hours=float(settings.get("term", leases.term.total_seconds() / 3600)))
+        budget = leases.budget
+        budget.limits = self.ws.config.limits if driver.traits.priced else {}
+        budget.limit, budget.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
+        budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
         leases.keep_alive = self.keep_alive
         if self.stack:
             leases.of(self.ws.config.stacks[self.stack])
