@@ -193,7 +193,7 @@ class Away(Site):
             if content in wanted and content not in sources:
                 sources[content] = str(self.ws.objects.path(Content(content)))
                 if content[0] == "t":
-                    manifests[content] = self.ws.objects.entries(Content(content))
+                    manifests[content] = self.ws.objects.manifests.entries(Content(content))
         return sources, manifests
 
 

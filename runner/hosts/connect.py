@@ -142,7 +142,7 @@ class Connector:
 
     def _recall(self, content: str) -> Any:
         """The manifest of a tree, where we have it."""
-        return self._ws.objects.entries(Content(content)) if self._ws.objects.has(Content(content)) else None
+        return self._ws.objects.manifests.entries(Content(content)) if self._ws.objects.has(Content(content)) else None
 
 
 async def measure(offer: Offer, need: Need, host: Host) -> None:
