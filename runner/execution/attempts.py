@@ -271,7 +271,7 @@ class Attempts:
                 states[-1].here.mkdir(parents=True, exist_ok=True)
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
-            attempt.begin(self.scrap)
+            attempt.folder.begin(self.scrap)
             crashpoint("attempt-made")
             self.stage(node, spec, attempt, site)
             site.give_states(attempt, states)
@@ -317,7 +317,7 @@ class Attempts:
         made = launch.render(spec, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
-        attempt.ready()
+        attempt.folder.ready()
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
         image = self.wrapped(spec, site)
