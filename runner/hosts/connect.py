@@ -66,9 +66,9 @@ class Connector:
 
     def here(self, local: Client) -> Site:
         """This machine.  Raises CannotRun."""
-        return self._near(self.python(), "local", local, self._ws.machine(), lambda: self._ws.devices)
+        return self._near(self._python(), "local", local, self._ws.machine(), lambda: self._ws.devices)
 
-    def python(self) -> str:
+    def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         python = interpreters.chosen(named, self._ws.root, self._ws.environ)
@@ -94,7 +94,7 @@ class Connector:
         asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, "" if traits.shared_disk else root))
         if traits.shared_disk:
             cards = devices.listed(await asked) or cards
-            return self._near(self.python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
+            return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
         depot = Depot(wire, self._recall)
         try:
             said, _ = await asyncio.gather(asked, depot.open())
