@@ -51,7 +51,11 @@ INSIDE = ("survey", "execution")
 """Rooms that read the caller's environment from the workspace alone: a worker's is not the submitter's."""
 
 LONG = 700
-LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8}
+BROAD = 25
+TALL = 100
+LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8} | {
+    f"classes over {BROAD} methods": 0, f"functions over {TALL} lines": 0
+}  # fmt: skip
 
 
 class Import(NamedTuple):
@@ -195,6 +199,19 @@ def untyped(home: Path) -> Counter[str]:
     return Counter({path.relative_to(home).as_posix(): path.read_text("utf-8").count("dict[str, Any]") for path in modules(home).values()})
 
 
+def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """How many methods each class of `runner` and `drivers` has, and how many lines each function."""
+    classes, functions = {}, {}
+    for path in modules(home).values():
+        name = path.relative_to(home).as_posix()
+        for node in ast.walk(ast.parse(path.read_bytes(), name)):
+            if isinstance(node, ast.ClassDef):
+                classes[f"{name}:{node.lineno} {node.name}"] = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions[f"{name}:{node.lineno} {node.name}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+    return classes, functions
+
+
 def main() -> int:
     found, sizes, loose = imports(HOME), lines(HOME), untyped(HOME)
     rings, broken = circles(found), faults(HOME)
@@ -210,11 +227,15 @@ def main() -> int:
         print(f"wall: {fault}")
     for name, count in sorted(long.items(), key=lambda item: -item[1]):
         print(f"long: {name} {count}")
+    broad, tall = ({name: count for name, count in found.items() if count > most} for found, most in zip(shapes(HOME), (BROAD, TALL), strict=True))
+    for what, over in (("methods", broad), ("lines", tall)):
+        for name, count in sorted(over.items(), key=lambda item: -item[1]):
+            print(f"{what}: {name} {count}")
     for name, count in loose.most_common(8):
         print(f"dict[str, Any]: {name} {count}")
-    figures = dict(zip(LIMITS, (len(rings), len(broken), loose.total(), len(long)), strict=True))
+    figures = dict(zip(LIMITS, (len(rings), len(broken), loose.total(), len(long), len(broad), len(tall)), strict=True))
     for what, limit in LIMITS.items():
-        print(f"{what:<24}{figures[what]:>6}   at most {limit}" + ("" if figures[what] <= limit else "   TOO MANY"))
+        print(f"{what:<28}{figures[what]:>6}   at most {limit}" + ("" if figures[what] <= limit else "   TOO MANY"))
     return int(any(figures[what] > limit for what, limit in LIMITS.items()))
 
 

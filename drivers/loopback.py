@@ -103,6 +103,43 @@ class _Rented(NamedTuple):
     state: str
 
 
+class _Faulty:
+    """Lets the faults happen that were ordered, and remembers below `root` how often each has."""
+
+    def __init__(self, faults: Faults, root: Path) -> None:
+        self._faults, self._folder = faults, root / "faults"
+
+    def heard(self) -> None:
+        """The provider was asked something.  Raises Unreachable."""
+        if self.count("asked", self._faults.silent) <= self._faults.silent:
+            raise Unreachable("the provider does not answer")
+
+    def count(self, what: str, wanted: int, more: int = 1) -> int:
+        """How often this has happened, this time included, for a fault that is `wanted`; else more often than any fault."""
+        if not wanted:
+            return sys.maxsize
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / what).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            count = int(file.read() or 0) + more
+            file.truncate(0)
+            file.write(str(count))
+        return count
+
+    def refuse(self) -> None:
+        """It was asked for a machine.  Raises DriverError."""
+        faults = self._faults
+        patience = faults.throttled + faults.denied + faults.no_capacity
+        asked = self.count("orders", patience)
+        if asked <= faults.throttled:
+            raise Throttled(after=timedelta(seconds=faults.after))
+        if asked <= faults.throttled + faults.denied:
+            raise Denied("the account may not rent here")
+        if asked <= patience:
+            raise NoCapacity
+
+
 class Loopback:
     """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
@@ -140,12 +177,13 @@ class Loopback:
         self._python = python
         self._agent_python = sys.executable if python == "python3" else python  # the system of this machine need not have one
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
+        self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The machines, those with a free place first.  All of them have what this one has."""
-        self._heard()
-        if self._count("offers", self._faults.no_offers) <= self._faults.no_offers:
+        self._faulty.heard()
+        if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
         with _translated():
             self._root.mkdir(parents=True, exist_ok=True)
@@ -164,8 +202,8 @@ class Loopback:
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
-        self._heard()
-        self._refuse()
+        self._faulty.heard()
+        self._faulty.refuse()
         with self._alone():
             self._expire()
             known = {lease.key: lease for lease in self._leases()}
@@ -179,7 +217,7 @@ class Loopback:
                 self._note("created", lease, "order")
             (self._root / lease.data["host"]).mkdir(exist_ok=True)
             self._write(_Rented(lease, order.until.timestamp(), "kept" if order.keep else ""))
-        filled = self._count("filled", self._faults.unsure + self._faults.garbled)
+        filled = self._faulty.count("filled", self._faults.unsure + self._faults.garbled)
         if filled <= self._faults.unsure:
             raise Unsure(f"the reply to the order of {name} was lost")
         if filled <= self._faults.unsure + self._faults.garbled:
@@ -187,18 +225,18 @@ class Loopback:
         return lease
 
     async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
-        self._heard()
+        self._faulty.heard()
         with self._alone():
             self._expire()
         if (found := self._named(lease)) is None:
             raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
         if found.state == "stopped":
             raise HostLost(f"the machine {lease.data['host']} was stopped")
-        if self._count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
+        if self._faulty.count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
             return None
         if float(lease.data.get("up", 0.0)) > time.time():
             return None
-        if self._count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
+        if self._faulty.count("polls", self._faults.lost_on_poll) == self._faults.lost_on_poll:
             self._lose(lease)
             raise HostLost(f"{lease.data['host']} is gone")
         if lease.id not in self._made:
@@ -208,8 +246,8 @@ class Loopback:
         return (self._made[lease.id],)
 
     async def release(self, lease: Lease) -> bool:
-        self._heard()
-        if self._count("released", self._faults.kept) <= self._faults.kept:
+        self._faulty.heard()
+        if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
         with self._alone():
             self._end(lease, "release")
@@ -218,8 +256,8 @@ class Loopback:
 
     async def start(self, lease: Lease, until: datetime) -> None:
         """Have a machine run that was stopped."""
-        self._heard()
-        self._refuse()
+        self._faulty.heard()
+        self._faulty.refuse()
         with self._alone():
             self._expire()
             if (found := self._named(lease)) is None:
@@ -230,8 +268,8 @@ class Loopback:
 
     async def stop(self, lease: Lease) -> bool:
         """Have a machine stand still: what runs there ends, its disk stays."""
-        self._heard()
-        if self._count("released", self._faults.kept) <= self._faults.kept:
+        self._faulty.heard()
+        if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
         with self._alone():
             if (found := self._named(lease)) is not None:
@@ -240,18 +278,18 @@ class Loopback:
         return True
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        self._heard()
+        self._faulty.heard()
         with self._alone():
             self._expire()
             found = self._named(lease)
         return "gone" if found is None else "stopped" if found.state == "stopped" else "runs"
 
     async def leases(self) -> Sequence[Lease]:
-        self._heard()
+        self._faulty.heard()
         with self._alone():
             self._expire()
         found = self._leases()
-        if self._count("listings", self._faults.unlisted) <= self._faults.unlisted:
+        if self._faulty.count("listings", self._faults.unlisted) <= self._faults.unlisted:
             found.sort(key=lambda lease: (self._root / "leases" / lease.id).stat().st_mtime_ns)
             found = found[:-1]
         return found
@@ -319,10 +357,6 @@ class Loopback:
             with (self._root / "provider.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    def _heard(self) -> None:
-        if self._count("asked", self._faults.silent) <= self._faults.silent:
-            raise Unreachable("the provider does not answer")
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Nobody else takes or gives a place meanwhile."""
@@ -331,32 +365,6 @@ class Loopback:
             with (self._root / "leases" / "lock").open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
-
-    # --- faults
-
-    def _count(self, what: str, wanted: int, more: int = 1) -> int:
-        """How often this has happened, this time included, for a fault that is `wanted`; else more often than any fault."""
-        if not wanted:
-            return sys.maxsize
-        (self._root / "faults").mkdir(parents=True, exist_ok=True)
-        with (self._root / "faults" / what).open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            count = int(file.read() or 0) + more
-            file.truncate(0)
-            file.write(str(count))
-        return count
-
-    def _refuse(self) -> None:
-        faults = self._faults
-        patience = faults.throttled + faults.denied + faults.no_capacity
-        asked = self._count("orders", patience)
-        if asked <= faults.throttled:
-            raise Throttled(after=timedelta(seconds=faults.after))
-        if asked <= faults.throttled + faults.denied:
-            raise Denied("the account may not rent here")
-        if asked <= patience:
-            raise NoCapacity
 
     def _lose(self, lease: Lease) -> None:
         """The machine of this lease is gone: nothing runs there any more, and nobody has a place on it."""
@@ -375,7 +383,7 @@ class Loopback:
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
-        now = self._count("calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call))
+        now = self._faulty.count("calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call))
         if now == faults.lost_on_call:
             self._lose(lease)
             raise HostLost(f"{home.name} is gone")
@@ -399,7 +407,7 @@ class Loopback:
     async def _sent(self, stdin: AsyncIterable[bytes], passage: _Passage) -> AsyncIterator[bytes]:
         async for data in stdin:
             passed, cut = await passage.let(data)
-            over = self._count("sent", self._faults.disk, len(passed)) - self._faults.disk if self._faults.disk else 0
+            over = self._faulty.count("sent", self._faults.disk, len(passed)) - self._faults.disk if self._faults.disk else 0
             if over > 0:
                 passed, cut = passed[:-over], Denied("write error: No space left on device")
             if passed:

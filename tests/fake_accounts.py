@@ -23,7 +23,7 @@ class Account:
 
     def __init__(self, faults: str = "", seed: int = 0) -> None:
         self.world: World[Any] = kind(self.name)(seed, parse(faults))
-        self.now = self.world.now
+        self.now = self.world.account.now
         self.replies: list[tuple[str, str, Reply]] = []
 
     def call(self, method: str, path: str, body: object = None, key: bool = True, **query: object) -> Reply:
@@ -39,13 +39,13 @@ class Account:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.world.advance(self.now)
+        self.world.account.advance(self.now)
 
     def events(self) -> list[str]:
-        return [entry.event for entry in self.world.settled() if entry.event != "billed"]
+        return [entry.event for entry in self.world.account.settled() if entry.event != "billed"]
 
     def billed(self, machine: str = "") -> float:
-        return sum(entry.usd for entry in self.world.settled() if entry.machine == machine or not machine)
+        return sum(entry.usd for entry in self.world.account.settled() if entry.machine == machine or not machine)
 
     def create(self, mark: str) -> str | None:
         raise NotImplementedError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import HOME, circles, faults, imports, modules
+from benchmarks.house import HOME, circles, faults, imports, modules, shapes
 
 KNOWN = set(modules(HOME))
 
@@ -17,6 +17,16 @@ def test_the_walls_stand() -> None:
 
 def test_no_modules_import_each_other() -> None:
     assert circles(imports(HOME)) == []
+
+
+def test_classes_are_measured_by_their_methods_and_functions_by_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "runner").mkdir()
+    (tmp_path / "runner/a.py").write_text(
+        "class A:\n    x = 1\n    def one(self): ...\n    async def two(self):\n        def inner(): ...\n        return 1\n"
+    )
+    classes, functions = shapes(tmp_path)
+    assert classes == {"runner/a.py:1 A": 2}
+    assert functions == {"runner/a.py:3 one": 1, "runner/a.py:4 two": 3, "runner/a.py:5 inner": 1}
 
 
 def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> None:

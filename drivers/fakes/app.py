@@ -22,7 +22,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import faults as words
-from .world import EPOCH, MAX_BODY, Reply, Request, World, lines, number, parsed
+from .account import EPOCH, lines
+from .world import MAX_BODY, Reply, Request, World, number, parsed
 
 PATIENCE = 20.0
 """Seconds for which a caller is kept waiting at most, where the provider does."""
@@ -76,15 +77,15 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
     operations = sorted({route.operation for route in world.routes})
 
     async def ledger(request: HttpRequest) -> Response:
-        world.advance(clock.now())
-        return PlainTextResponse(lines(world.settled()), media_type="application/x-ndjson")
+        world.account.advance(clock.now())
+        return PlainTextResponse(lines(world.account.settled()), media_type="application/x-ndjson")
 
     async def move(request: HttpRequest) -> Response:
         seconds = number((parsed(await request.body()) or {}).get("advance"), -1.0)
         if request.method == "POST" and seconds < 0:
             return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
         clock.advance(max(0.0, seconds) if request.method == "POST" else 0.0)
-        world.advance(clock.now())
+        world.account.advance(clock.now())
         return JSONResponse({"now": clock.now()})
 
     async def disturb(request: HttpRequest) -> Response:
@@ -96,8 +97,8 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
         return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
 
     async def preempt(request: HttpRequest) -> Response:
-        world.advance(clock.now())
-        return JSONResponse({"preempted": world.preempt()})
+        world.account.advance(clock.now())
+        return JSONResponse({"preempted": world.account.preempt()})
 
     async def provider(request: HttpRequest) -> Response:
         if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
@@ -116,7 +117,7 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 
         async def follow() -> None:
             while True:
-                world.advance(clock.now())
+                world.account.advance(clock.now())
                 await kept.follow()
                 await asyncio.sleep(GLANCE)
 

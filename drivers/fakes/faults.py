@@ -82,6 +82,11 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
     return Fault(name, number, operation)
 
 
+def amount(faults: Sequence[Fault], name: str, default: float = 0.0) -> float:
+    """How much of a fault is set."""
+    return next((fault.value for fault in faults if fault.name == name), default)
+
+
 class Luck:
     """The faults of one request, drawn from its own seed: equal requests of equal worlds have equal luck."""
 

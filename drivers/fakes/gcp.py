@@ -50,6 +50,313 @@ class Operation(NamedTuple):
     available: tuple[str, ...] = ()
 
 
+class Operations:
+    """What was asked for and takes time: operations, and the requests that they answer."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+        self._made: dict[str, Operation] = {}
+        self._requests: dict[str, str] = {}
+
+    def begin(self, zone: str, kind: str, target: Instance | str, seconds: float, failed: Mapping[str, object] | None = None) -> Operation:
+        name = f"operation-{int(self._world.account.now * 1000)}-{len(self._made):06x}"
+        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}" if isinstance(target, Instance) else target
+        number_of = target.id if isinstance(target, Instance) else "0"
+        made = Operation(name, zone, kind, link, number_of, self._world.account.now, self._world.account.now + seconds)
+        if failed:
+            zones = failed.get("zones")
+            made = made._replace(code=str(failed["code"]), message=str(failed["message"]), available=zones if isinstance(zones, tuple) else ())
+        self._made[name] = made
+        return made
+
+    def _shown(self, made: Operation) -> Document:
+        status = "DONE" if self._world.account.now >= made.done else "RUNNING" if self._world.account.now >= made.asked + 1 else "PENDING"
+        where = f"zones/{made.zone}" if made.zone else "global"
+        found: dict[str, object] = {
+            "kind": "compute#operation", "id": str(5_000_000_000 + int(made.name.rpartition("-")[2], 16)), "name": made.name,
+            "operationType": made.kind, "targetLink": made.target,
+            "targetId": made.target_id, "status": status, "progress": 100 if status == "DONE" else 0, "insertTime": date(made.asked),
+            "startTime": date(made.asked), "user": "nobody@example.com", "selfLink": f"{ROOT}/projects/fake/{where}/operations/{made.name}",
+        }  # fmt: skip
+        if made.zone:
+            found["zone"] = f"{ROOT}/projects/fake/zones/{made.zone}"
+        if status == "DONE":
+            found["endTime"] = date(made.done)
+            if made.code:
+                info = {"reason": "resource_availability", "domain": "compute.googleapis.com"}
+                metadatas = {"zone": made.zone, "zonesAvailable": ",".join(made.available), "vmType": "", "attachment": ""}
+                error = {"code": made.code, "message": made.message, "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}]}
+                found |= {"error": {"errors": [error]}, "httpErrorStatusCode": 503, "httpErrorMessage": "SERVICE UNAVAILABLE"}
+        return found
+
+    def operation(self, call: Call) -> Reply:
+        made = self._made.get(call.names["operation"])
+        if made is None or made.zone != call.names.get("zone", ""):
+            return self._world.problem(404, "notFound", f"The resource '{call.names['operation']}' was not found")
+        return Reply(200, self._shown(made))
+
+    def wait(self, call: Call) -> Reply:
+        """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
+        reply = self.operation(call)
+        made = self._made.get(call.names["operation"])
+        return reply._replace(hold=max(0.0, made.done - self._world.account.now)) if made is not None and reply.status == 200 else reply
+
+    def operations(self, call: Call) -> Reply:
+        wanted = re.search(r'operationType\s*(?:=|eq)\s*"?([\w.]+)', call.query.get("filter", ""))
+        rows = [made for made in self._made.values() if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])]
+        return Reply(200, {"kind": "compute#operationList", "id": "operations", "items": [self._shown(made) for made in rows]})
+
+    def replayed(self, call: Call) -> Reply | None:
+        """The operation that the same requestId has asked for before."""
+        wanted = call.query.get("requestId")
+        if wanted is None:
+            return None
+        try:
+            usable = UUID(wanted).int != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            return self._world.problem(400, "invalid", f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.")
+        known = self._requests.get(f"{call.operation}/{wanted}")
+        return None if known is None else Reply(200, self._shown(self._made[known]))
+
+    def accepted(self, call: Call, made: Operation) -> Reply:
+        if wanted := call.query.get("requestId"):
+            self._requests[f"{call.operation}/{wanted}"] = made.name
+        return Reply(200, self._shown(made))
+
+
+class Market:
+    """What can be rented in which zone, and how much of it a project may."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+        luck = Random(f"{world.seed}/market")
+        self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
+        self.stock[ZONES[0], "nvidia-l4"] = 8
+
+    def left(self, zone: str, gpu: str) -> int:
+        return self.stock.get((zone, gpu), 0) - sum(
+            made.gpus for made in self._world.account.alive() if (made.zone, made.gpu) == (zone, gpu) and holds(made)
+        )
+
+    def used(self, region: str, gpu: str, spot: bool) -> int:
+        return sum(
+            made.gpus for made in self._world.account.alive() if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made)
+        )
+
+    def _accelerators(self, zone: str) -> list[Document]:
+        return [
+            {"kind": "compute#acceleratorType", "id": str(10_000 + n), "name": gpu, "description": gpu, "maximumCardsPerInstance": 8,
+             "zone": f"{ROOT}/projects/fake/zones/{zone}", "selfLink": f"{ROOT}/projects/fake/zones/{zone}/acceleratorTypes/{gpu}"}
+            for n, gpu in enumerate(GPUS) if self.stock.get((zone, gpu))
+        ]  # fmt: skip
+
+    def accelerator_types(self, call: Call) -> Reply:
+        rows = self._accelerators(call.names["zone"])
+        return Reply(200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows})
+
+    def all_accelerator_types(self, call: Call) -> Reply:
+        items: dict[str, object] = {}
+        for zone in ZONES:
+            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
+            items[f"zones/{zone}"] = {"acceleratorTypes": here} if (here := self._accelerators(zone)) else {"warning": empty}
+        return Reply(200, {"kind": "compute#acceleratorTypeAggregatedList", "id": "acceleratorTypes", "items": items})
+
+    def global_quota(self) -> float:
+        """GPUs of all kinds in all regions: none on a new project."""
+        return 4 * self._world.amount("quota", QUOTA)
+
+    def project(self, call: Call) -> Reply:
+        used = float(sum(made.gpus for made in self._world.account.alive() if holds(made)))
+        quotas = [{"metric": "GPUS_ALL_REGIONS", "limit": self.global_quota(), "usage": used}]
+        return Reply(200, {"kind": "compute#project", "id": "1", "name": "fake", "quotas": quotas})
+
+    def machine_types(self, call: Call) -> Reply:
+        rows = [
+            {"kind": "compute#machineType", "id": str(20_000 + n), "name": name, "guestCpus": kind.cpus, "memoryMb": kind.memory,
+             "zone": call.names["zone"],
+             "accelerators": [{"guestAcceleratorType": kind.gpu, "guestAcceleratorCount": kind.gpus}] if kind.gpu else []}
+            for n, (name, kind) in enumerate(TYPES.items()) if not kind.gpu or self.stock.get((call.names["zone"], kind.gpu))
+        ]  # fmt: skip
+        return Reply(200, {"kind": "compute#machineTypeList", "id": "machineTypes", "items": rows})
+
+    def region(self, call: Call) -> Reply:
+        region = call.names["region"]
+        zones = [f"{ROOT}/projects/fake/zones/{zone}" for zone in ZONES if zone[:-2] == region]
+        if not zones:
+            return self._world.problem(404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found")
+        limit = self._world.amount("quota", QUOTA)
+        quotas = [
+            {"metric": f"{'PREEMPTIBLE_' * spot}{metric}", "limit": limit, "usage": float(self.used(region, gpu, spot))}
+            for gpu, (_, _, metric) in CARDS.items()
+            for spot in (False, True)
+            if spot or metric != UNLISTED
+        ]
+        return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
+
+
+class Firewalls:
+    """The firewall rules of the project."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+        self._rules: dict[str, Document] = {}
+
+    def add_firewall(self, call: Call) -> Reply:
+        name = call.text("name")
+        if not NAME.fullmatch(name):
+            return self._world.problem(400, "invalid", "Invalid value for field 'resource.name'.")
+        if name in self._rules:
+            return self._world.problem(409, "alreadyExists", f"The resource 'projects/fake/global/firewalls/{name}' already exists")
+        self._rules[name] = {"kind": "compute#firewall", "id": str(30_000 + len(self._rules)), **call.fields}
+        return self._world.asked.accepted(call, self._world.asked.begin("", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
+
+    def firewall(self, call: Call) -> Reply:
+        found = self._rules.get(call.names["name"])
+        return self._world.problem(404, "notFound", "The firewall was not found") if found is None else Reply(200, found)
+
+    def drop_firewall(self, call: Call) -> Reply:
+        name = call.names["name"]
+        if self._rules.pop(name, None) is None:
+            return self._world.problem(404, "notFound", "The firewall was not found")
+        return self._world.asked.accepted(call, self._world.asked.begin("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
+
+
+class Guests:
+    """What an instance reads and writes itself, and what is seen of that."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+
+    def preempted(self, call: Call) -> Reply:
+        """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
+        found = self._world.account.machines.get(call.names["id"])
+        if found is None or call.headers.get("metadata-flavor") != "Google":
+            return Reply(403, "Forbidden")
+        return Reply(200, "TRUE" if found.noticed else "FALSE", hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5)
+
+    def attest(self, call: Call) -> Reply:
+        """An instance writes one of its guest attributes, where its metadata lets it."""
+        found = self._world.account.machines.get(call.names["id"])
+        if found is None or call.headers.get("metadata-flavor") != "Google" or found.item("enable-guest-attributes").upper() != "TRUE":
+            return Reply(403, "Forbidden")
+        found.attributes[call.names["namespace"], call.names["key"]] = call.text("text")
+        return Reply(200, "")
+
+    def serial(self, call: Call) -> Reply:
+        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
+            return self._world.missing(call)
+        text = "startup-script exit status 0\n" if found.up else ""
+        return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
+
+    def guest_attributes(self, call: Call) -> Reply:
+        """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
+        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
+            return self._world.missing(call)
+        where = call.query.get("queryPath", "")
+        rows = [
+            {"namespace": namespace, "key": key, "value": value}
+            for (namespace, key), value in sorted(found.attributes.items())
+            if where in ("", f"{namespace}/", f"{namespace}/{key}")
+        ]
+        if not rows:
+            return self._world.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
+        return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
+
+
+class Lists:
+    """Listings of instances, page by page."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+
+    def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
+        """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
+        test = filtered(call.query.get("filter", ""))
+        size = min(500, int(call.query.get("maxResults", "500")))
+        after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+        found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
+        if self._world.amount("restless"):
+            begin = int(after or 0)
+            return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
+        rest = [made for made in found if f"{made.zone}/{made.name}" > after]
+        page = rest[:size]
+        return page, f"{page[-1].zone}/{page[-1].name}" if len(rest) > size and page else ""
+
+    def listing(self, call: Call) -> Reply:
+        unreached = ZONES[0] if self._world.amount("unreachable") else ""
+        try:
+            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
+        except ValueError:
+            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        items: dict[str, object] = {}
+        for zone in ZONES:
+            here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
+            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
+            items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
+        found: dict[str, object] = {"kind": "compute#instanceAggregatedList", "id": "projects/fake/aggregated/instances", "items": items}
+        if token:
+            found["nextPageToken"] = base64.urlsafe_b64encode(token.encode()).decode()
+        if unreached:
+            found["unreachables"] = [f"zones/{unreached}"]
+            del items[f"zones/{unreached}"]
+        return Reply(200, found)
+
+    def zone_listing(self, call: Call) -> Reply:
+        try:
+            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
+        except ValueError:
+            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
+        return Reply(
+            200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._world.address(made)) for made in page], **more}
+        )
+
+
+class Changes:
+    """Changes of an instance that stays what it is."""
+
+    def __init__(self, world: Gcp) -> None:
+        self._world = world
+
+    def set_scheduling(self, call: Call) -> Reply:
+        """The limits of an instance that is stopped."""
+        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
+            return self._world.missing(call)
+        if found.status != "TERMINATED":
+            return self._world.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
+        found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
+        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "setScheduling", found, 0.1))
+
+    def simulate(self, call: Call) -> Reply:
+        """What a test of preemption asks for: an instance that is SPOT is preempted."""
+        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
+            return self._world.missing(call)
+        if found.spot:
+            self._world.happen(found, "preempted")
+        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
+
+    def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
+        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
+            return self._world.missing(call)
+        if call.fields.get(key) != fingerprint(found):
+            return self._world.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
+        found.changes += 1
+        if kind == "setLabels":
+            found.labels = call.inner("labels")
+        else:
+            items = call.fields.get("items")
+            found.items = [document(item) for item in items] if isinstance(items, list) else []
+        return self._world.asked.accepted(call, self._world.asked.begin(found.zone, kind, found, 1))
+
+    def set_metadata(self, call: Call) -> Reply:
+        return self._changed(call, "fingerprint", "setMetadata", "Metadata")
+
+    def set_labels(self, call: Call) -> Reply:
+        return self._changed(call, "labelFingerprint", "setLabels", "Labels")
+
+
 class Gcp(World[Instance]):
     """One project at Google Compute Engine."""
 
@@ -96,12 +403,13 @@ class Gcp(World[Instance]):
     )  # fmt: skip
 
     def begin(self) -> None:
-        luck = Random(f"{self.seed}/market")
-        self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
-        self.stock[ZONES[0], "nvidia-l4"] = 8
-        self.asked: dict[str, Operation] = {}
-        self.requests: dict[str, str] = {}
-        self.firewalls: dict[str, Document] = {}
+        self.asked = Operations(self)
+        self.market = Market(self)
+        self.firewalls = Firewalls(self)
+        self.guests = Guests(self)
+        self.lists = Lists(self)
+        self.changes = Changes(self)
+        self.parts = [self.asked, self.market, self.firewalls, self.guests, self.lists, self.changes]
         for n in range(int(self.amount("foreign"))):
             self._made(f"theirs-{n}", ZONES[0], {"name": f"theirs-{n}"}, FOREIGN, TYPES["e2-standard-4"], "", 0)
 
@@ -136,43 +444,43 @@ class Gcp(World[Instance]):
             if machine.fails:
                 self._stopped(machine, "failed")
                 return
-            machine.status, machine.up, machine.began, machine.noticed = "RUNNING", True, self.now, False
+            machine.status, machine.up, machine.began, machine.noticed = "RUNNING", True, self.account.now, False
             self._rates(machine)
-            self.note("started", machine)
+            self.account.note("started", machine)
             self._limited(machine)
         elif word == "staging" and machine.status == "PROVISIONING":
             machine.status = "STAGING"
         elif word == "stopped" and machine.status == "STOPPING":
             self._stopped(machine, "stopped")
         elif word == "gone":
-            self.end(machine)
+            self.account.end(machine)
         elif word == "preempted" and machine.up and not machine.noticed:
             machine.noticed = True
-            self.later(machine, self.amount("notice", NOTICE), f"taken {machine.life}")
+            self.account.later(machine, self.amount("notice", NOTICE), f"taken {machine.life}")
         elif word == "taken" and machine.up:
-            self._operation(machine.zone, "compute.instances.preempted", machine, 0)
-            self.note("preempted", machine)
+            self.asked.begin(machine.zone, "compute.instances.preempted", machine, 0)
+            self.account.note("preempted", machine)
             self._ended(machine)
         elif word == "expired" and machine.up:
-            self._operation(machine.zone, "compute.instances.stop", machine, 0)
+            self.asked.begin(machine.zone, "compute.instances.stop", machine, 0)
             self._ended(machine)
 
     def _limited(self, machine: Instance) -> None:
         """The provider itself ends an instance that has run for long enough."""
         if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
-            self.later(machine, longest, f"expired {machine.life}")
+            self.account.later(machine, longest, f"expired {machine.life}")
 
     def _ended(self, machine: Instance) -> None:
         """As its instanceTerminationAction says."""
         if machine.scheduling.get("instanceTerminationAction") == "DELETE":
-            self.end(machine, "provider")
+            self.account.end(machine, "provider")
         else:
             self._stopped(machine, "stopped")
 
     def _stopped(self, machine: Instance, event: str) -> None:
         machine.status, machine.up, machine.began = "TERMINATED", False, None
         self._rates(machine)
-        self.note(event, machine)
+        self.account.note(event, machine)
 
     def halt(self, machine: Instance) -> None:
         self._stopped(machine, "stopped")
@@ -184,107 +492,25 @@ class Gcp(World[Instance]):
         user, _, key = machine.item("ssh-keys").partition(":")
         keys = (key,) if key and machine.item("enable-oslogin").upper() != "TRUE" else ()
         env = (("GCE_METADATA_HOST", f"{machine.host}/_machine/{machine.id}"),)
-        where = self._address(machine)
+        where = self.address(machine)
         return Boot(keys, env, machine.item("startup-script"), gpu, machine.gpus, memory, user=user or "root", address=where, port=self.port)
 
-    def _address(self, machine: Instance) -> str:
+    def address(self, machine: Instance) -> str:
         """Of its own, since all of them listen on one port."""
         if self.ports is None:
             return f"203.0.113.{int(machine.id) % 250}"
         digits = hashlib.sha256(f"{self.key} {machine.id}".encode()).digest()
         return f"127.{digits[0] or 1}.{digits[1]}.{digits[2] or 1}"
 
-    def preempted(self, call: Call) -> Reply:
-        """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
-        found = self.machines.get(call.names["id"])
-        if found is None or call.headers.get("metadata-flavor") != "Google":
-            return Reply(403, "Forbidden")
-        return Reply(200, "TRUE" if found.noticed else "FALSE", hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5)
-
-    def attest(self, call: Call) -> Reply:
-        """An instance writes one of its guest attributes, where its metadata lets it."""
-        found = self.machines.get(call.names["id"])
-        if found is None or call.headers.get("metadata-flavor") != "Google" or found.item("enable-guest-attributes").upper() != "TRUE":
-            return Reply(403, "Forbidden")
-        found.attributes[call.names["namespace"], call.names["key"]] = call.text("text")
-        return Reply(200, "")
-
     def _rates(self, machine: Instance) -> None:
-        self.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
+        self.account.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
 
     # -- operations --------------------------------------------------------------------------------------------------------------------------------
-
-    def _operation(self, zone: str, kind: str, target: Instance | str, seconds: float, failed: Mapping[str, object] | None = None) -> Operation:
-        name = f"operation-{int(self.now * 1000)}-{len(self.asked):06x}"
-        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}" if isinstance(target, Instance) else target
-        number_of = target.id if isinstance(target, Instance) else "0"
-        made = Operation(name, zone, kind, link, number_of, self.now, self.now + seconds)
-        if failed:
-            zones = failed.get("zones")
-            made = made._replace(code=str(failed["code"]), message=str(failed["message"]), available=zones if isinstance(zones, tuple) else ())
-        self.asked[name] = made
-        return made
-
-    def _shown_operation(self, made: Operation) -> Document:
-        status = "DONE" if self.now >= made.done else "RUNNING" if self.now >= made.asked + 1 else "PENDING"
-        where = f"zones/{made.zone}" if made.zone else "global"
-        found: dict[str, object] = {
-            "kind": "compute#operation", "id": str(5_000_000_000 + int(made.name.rpartition("-")[2], 16)), "name": made.name,
-            "operationType": made.kind, "targetLink": made.target,
-            "targetId": made.target_id, "status": status, "progress": 100 if status == "DONE" else 0, "insertTime": date(made.asked),
-            "startTime": date(made.asked), "user": "nobody@example.com", "selfLink": f"{ROOT}/projects/fake/{where}/operations/{made.name}",
-        }  # fmt: skip
-        if made.zone:
-            found["zone"] = f"{ROOT}/projects/fake/zones/{made.zone}"
-        if status == "DONE":
-            found["endTime"] = date(made.done)
-            if made.code:
-                info = {"reason": "resource_availability", "domain": "compute.googleapis.com"}
-                metadatas = {"zone": made.zone, "zonesAvailable": ",".join(made.available), "vmType": "", "attachment": ""}
-                error = {"code": made.code, "message": made.message, "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}]}
-                found |= {"error": {"errors": [error]}, "httpErrorStatusCode": 503, "httpErrorMessage": "SERVICE UNAVAILABLE"}
-        return found
-
-    def operation(self, call: Call) -> Reply:
-        made = self.asked.get(call.names["operation"])
-        if made is None or made.zone != call.names.get("zone", ""):
-            return self.problem(404, "notFound", f"The resource '{call.names['operation']}' was not found")
-        return Reply(200, self._shown_operation(made))
-
-    def wait(self, call: Call) -> Reply:
-        """Answers when the operation is done or after a while, whichever is first; it may still be running then."""
-        reply = self.operation(call)
-        made = self.asked.get(call.names["operation"])
-        return reply._replace(hold=max(0.0, made.done - self.now)) if made is not None and reply.status == 200 else reply
-
-    def operations(self, call: Call) -> Reply:
-        wanted = re.search(r'operationType\s*(?:=|eq)\s*"?([\w.]+)', call.query.get("filter", ""))
-        rows = [made for made in self.asked.values() if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])]
-        return Reply(200, {"kind": "compute#operationList", "id": "operations", "items": [self._shown_operation(made) for made in rows]})
-
-    def _replayed(self, call: Call) -> Reply | None:
-        """The operation that the same requestId has asked for before."""
-        wanted = call.query.get("requestId")
-        if wanted is None:
-            return None
-        try:
-            usable = UUID(wanted).int != 0
-        except ValueError:
-            usable = False
-        if not usable:
-            return self.problem(400, "invalid", f"Invalid value for field 'requestId': '{wanted}'. Must be a valid UUID.")
-        known = self.requests.get(f"{call.operation}/{wanted}")
-        return None if known is None else Reply(200, self._shown_operation(self.asked[known]))
-
-    def _accepted(self, call: Call, made: Operation) -> Reply:
-        if wanted := call.query.get("requestId"):
-            self.requests[f"{call.operation}/{wanted}"] = made.name
-        return Reply(200, self._shown_operation(made))
 
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
-        if (before := self._replayed(call)) is not None:
+        if (before := self.asked.replayed(call)) is not None:
             return before
         zone, name = call.names["zone"], call.text("name")
         kind, gpu, gpus, wrong = ordered(call.fields)
@@ -292,26 +518,26 @@ class Gcp(World[Instance]):
             return self.problem(404, "notFound", f"The resource 'projects/fake/zones/{zone}' was not found")
         if wrong or kind is None:
             return self.problem(400, "invalid", f"Invalid value for field 'resource.{wrong}'.")
-        if self.credit <= 0:
+        if self.account.credit <= 0:
             return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
-        if self._at(zone, name) is not None:
+        if self.at(zone, name) is not None:
             return self.problem(409, "alreadyExists", f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists")
         spot = document(call.fields.get("scheduling")).get("provisioningModel") == "SPOT"
-        if gpus and self._used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount("quota", QUOTA):
+        if gpus and self.market.used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount("quota", QUOTA):
             metric = f"{'PREEMPTIBLE_' * spot}{CARDS[gpu].metric}"
             return self.problem(403, "quotaExceeded", f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.")
-        if gpus and sum(made.gpus for made in self.alive() if holds(made)) + gpus > self._global_quota():
-            return self.problem(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self._global_quota()} globally.")
+        if gpus and sum(made.gpus for made in self.account.alive() if holds(made)) + gpus > self.market.global_quota():
+            return self.problem(403, "quotaExceeded", f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self.market.global_quota()} globally.")
         link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
-        if call.luck.strikes("taken") or (gpus and self._left(zone, gpu) < gpus):
-            return self._accepted(call, self._operation(zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)))
+        if call.luck.strikes("taken") or (gpus and self.market.left(zone, gpu) < gpus):
+            return self.asked.accepted(call, self.asked.begin(zone, "insert", link, self.takes, self._exhausted(zone, gpu, gpus)))
         made = self._made(name, zone, call.fields, call.by, kind, gpu, gpus, call)
         if call.luck.strikes("fewer") and made.gpus > 1:
             made.gpus -= 1
-        return self._accepted(call, self._operation(zone, "insert", made, self.takes))
+        return self.asked.accepted(call, self.asked.begin(zone, "insert", made, self.takes))
 
     def _exhausted(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
-        others = tuple(other for other in ZONES if other != zone and other[:-2] == zone[:-2] and (not gpu or self._left(other, gpu) >= gpus))
+        others = tuple(other for other in ZONES if other != zone and other[:-2] == zone[:-2] and (not gpu or self.market.left(other, gpu) >= gpus))
         message = f"The zone 'projects/fake/zones/{zone}' does not have enough resources available to fulfill the request."
         return {
             "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" if self.calls % 2 else "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -322,238 +548,67 @@ class Gcp(World[Instance]):
     def _made(self, name: str, zone: str, body: Document, by: str, kind: Shape, gpu: str, gpus: int, call: Call | None = None) -> Instance:
         items = document(body.get("metadata")).get("items")
         made = Instance(
-            id=str(4_000_000_000_000_000_000 + len(self.machines) * 7919), mark=name, by=by or "anonymous", created=self.now, listed=self.now,
-            billed=self.now, name=name, zone=zone, body=body, type=kind, gpu=gpu, gpus=gpus, labels=document(body.get("labels")),
+            id=str(4_000_000_000_000_000_000 + len(self.account.machines) * 7919), mark=name, by=by or "anonymous",
+            name=name, zone=zone, body=body, type=kind, gpu=gpu, gpus=gpus, labels=document(body.get("labels")),
             items=[document(item) for item in items] if isinstance(items, list) else [],
             host=call.headers.get("host", "") if call else "",
         )  # fmt: skip
-        self.made(made, call.luck if call else None)
+        self.account.made(made, call.luck if call else None)
         self._rates(made)
-        self.later(made, self.takes / 2, "staging")
-        self.boots(made)
+        self.account.later(made, self.takes / 2, "staging")
+        self.account.boots(made)
         if call is not None and made.spot:
-            self.interruptible(made, call.luck)
+            self.account.interruptible(made, call.luck)
         return made
 
-    def _at(self, zone: str, name: str) -> Instance | None:
-        return next((made for made in self.alive() if made.zone == zone and made.name == name), None)
+    def at(self, zone: str, name: str) -> Instance | None:
+        return next((made for made in self.account.alive() if made.zone == zone and made.name == name), None)
 
-    def _left(self, zone: str, gpu: str) -> int:
-        return self.stock.get((zone, gpu), 0) - sum(made.gpus for made in self.alive() if (made.zone, made.gpu) == (zone, gpu) and holds(made))
-
-    def _used(self, region: str, gpu: str, spot: bool) -> int:
-        return sum(made.gpus for made in self.alive() if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made))
-
-    def _missing(self, call: Call) -> Reply:
+    def missing(self, call: Call) -> Reply:
         where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
         return self.problem(404, "notFound", f"The resource '{where}' was not found")
 
     def show(self, call: Call) -> Reply:
-        found = self._at(call.names["zone"], call.names["name"])
-        return self._missing(call) if found is None else Reply(200, shown(found, self._address(found)))
+        found = self.at(call.names["zone"], call.names["name"])
+        return self.missing(call) if found is None else Reply(200, shown(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
-        if (before := self._replayed(call)) is not None:
+        if (before := self.asked.replayed(call)) is not None:
             return before
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        if self.held(found) or found.body.get("deletionProtection") is True:
+        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+            return self.missing(call)
+        if self.account.held(found) or found.body.get("deletionProtection") is True:
             return self.problem(400, "resourceInUseByAnotherResource", "Resource cannot be deleted if it's protected against deletion.")
-        if self.doomed(found, call.luck):
+        if self.account.doomed(found, call.luck):
             found.status = "STOPPING"
             found.life += 1
-            self.later(found, 2 * self.takes, "gone")
-        return self._accepted(call, self._operation(found.zone, "delete", found, 2 * self.takes))
+            self.account.later(found, 2 * self.takes, "gone")
+        return self.asked.accepted(call, self.asked.begin(found.zone, "delete", found, 2 * self.takes))
 
     def stop(self, call: Call) -> Reply:
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
+        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+            return self.missing(call)
         if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
             found.status = "STOPPING"
             found.life += 1
-            self.later(found, 2 * self.takes, f"stopped {found.life}")
-        return self._accepted(call, self._operation(found.zone, "stop", found, 2 * self.takes))
+            self.account.later(found, 2 * self.takes, f"stopped {found.life}")
+        return self.asked.accepted(call, self.asked.begin(found.zone, "stop", found, 2 * self.takes))
 
     def start(self, call: Call) -> Reply:
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
+        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+            return self.missing(call)
         if found.status not in ("TERMINATED", "RUNNING"):
             return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not ready")
-        if self.credit <= 0:
+        if self.account.credit <= 0:
             return self.problem(403, "accountDisabled", "This API method requires billing to be enabled.")
         failed = None
         if found.status == "TERMINATED":
-            if call.luck.strikes("taken") or (found.gpus and self._left(found.zone, found.gpu) < found.gpus):
+            if call.luck.strikes("taken") or (found.gpus and self.market.left(found.zone, found.gpu) < found.gpus):
                 failed = self._exhausted(found.zone, found.gpu, found.gpus)
             else:
                 found.status = "STAGING"
                 found.life += 1
-                self.boots(found, 0.6)
-        return self._accepted(call, self._operation(found.zone, "start", found, self.takes, failed))
-
-    def set_scheduling(self, call: Call) -> Reply:
-        """The limits of an instance that is stopped."""
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        if found.status != "TERMINATED":
-            return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
-        found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
-        return self._accepted(call, self._operation(found.zone, "setScheduling", found, 0.1))
-
-    def simulate(self, call: Call) -> Reply:
-        """What a test of preemption asks for: an instance that is SPOT is preempted."""
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        if found.spot:
-            self.happen(found, "preempted")
-        return self._accepted(call, self._operation(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
-
-    def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        if call.fields.get(key) != fingerprint(found):
-            return self.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
-        found.changes += 1
-        if kind == "setLabels":
-            found.labels = call.inner("labels")
-        else:
-            items = call.fields.get("items")
-            found.items = [document(item) for item in items] if isinstance(items, list) else []
-        return self._accepted(call, self._operation(found.zone, kind, found, 1))
-
-    def set_metadata(self, call: Call) -> Reply:
-        return self._changed(call, "fingerprint", "setMetadata", "Metadata")
-
-    def set_labels(self, call: Call) -> Reply:
-        return self._changed(call, "labelFingerprint", "setLabels", "Labels")
+                self.account.boots(found, 0.6)
+        return self.asked.accepted(call, self.asked.begin(found.zone, "start", found, self.takes, failed))
 
     # -- lists -------------------------------------------------------------------------------------------------------------------------------------
-
-    def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
-        """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
-        test = filtered(call.query.get("filter", ""))
-        size = min(500, int(call.query.get("maxResults", "500")))
-        after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
-        found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
-        if self.amount("restless"):
-            begin = int(after or 0)
-            return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
-        rest = [made for made in found if f"{made.zone}/{made.name}" > after]
-        page = rest[:size]
-        return page, f"{page[-1].zone}/{page[-1].name}" if len(rest) > size and page else ""
-
-    def listing(self, call: Call) -> Reply:
-        unreached = ZONES[0] if self.amount("unreachable") else ""
-        try:
-            page, token = self._page(call, [made for made in self.seen() if made.zone != unreached])
-        except ValueError:
-            return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
-        items: dict[str, object] = {}
-        for zone in ZONES:
-            here = [shown(made, self._address(made)) for made in page if made.zone == zone]
-            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
-            items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
-        found: dict[str, object] = {"kind": "compute#instanceAggregatedList", "id": "projects/fake/aggregated/instances", "items": items}
-        if token:
-            found["nextPageToken"] = base64.urlsafe_b64encode(token.encode()).decode()
-        if unreached:
-            found["unreachables"] = [f"zones/{unreached}"]
-            del items[f"zones/{unreached}"]
-        return Reply(200, found)
-
-    def zone_listing(self, call: Call) -> Reply:
-        try:
-            page, token = self._page(call, [made for made in self.seen() if made.zone == call.names["zone"]])
-        except ValueError:
-            return self.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
-        more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
-        return Reply(200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._address(made)) for made in page], **more})
-
-    def serial(self, call: Call) -> Reply:
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        text = "startup-script exit status 0\n" if found.up else ""
-        return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
-
-    def guest_attributes(self, call: Call) -> Reply:
-        """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
-        if (found := self._at(call.names["zone"], call.names["name"])) is None:
-            return self._missing(call)
-        where = call.query.get("queryPath", "")
-        rows = [
-            {"namespace": namespace, "key": key, "value": value}
-            for (namespace, key), value in sorted(found.attributes.items())
-            if where in ("", f"{namespace}/", f"{namespace}/{key}")
-        ]
-        if not rows:
-            return self.problem(404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found.")
-        return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
-
-    def _accelerators(self, zone: str) -> list[Document]:
-        return [
-            {"kind": "compute#acceleratorType", "id": str(10_000 + n), "name": gpu, "description": gpu, "maximumCardsPerInstance": 8,
-             "zone": f"{ROOT}/projects/fake/zones/{zone}", "selfLink": f"{ROOT}/projects/fake/zones/{zone}/acceleratorTypes/{gpu}"}
-            for n, gpu in enumerate(GPUS) if self.stock.get((zone, gpu))
-        ]  # fmt: skip
-
-    def accelerator_types(self, call: Call) -> Reply:
-        rows = self._accelerators(call.names["zone"])
-        return Reply(200, {"kind": "compute#acceleratorTypeList", "id": "acceleratorTypes", "items": rows})
-
-    def all_accelerator_types(self, call: Call) -> Reply:
-        items: dict[str, object] = {}
-        for zone in ZONES:
-            empty = {"code": "NO_RESULTS_ON_PAGE", "message": f"There are no results for scope 'zones/{zone}' on this page.", "data": []}
-            items[f"zones/{zone}"] = {"acceleratorTypes": here} if (here := self._accelerators(zone)) else {"warning": empty}
-        return Reply(200, {"kind": "compute#acceleratorTypeAggregatedList", "id": "acceleratorTypes", "items": items})
-
-    def _global_quota(self) -> float:
-        """GPUs of all kinds in all regions: none on a new project."""
-        return 4 * self.amount("quota", QUOTA)
-
-    def project(self, call: Call) -> Reply:
-        used = float(sum(made.gpus for made in self.alive() if holds(made)))
-        quotas = [{"metric": "GPUS_ALL_REGIONS", "limit": self._global_quota(), "usage": used}]
-        return Reply(200, {"kind": "compute#project", "id": "1", "name": "fake", "quotas": quotas})
-
-    def machine_types(self, call: Call) -> Reply:
-        rows = [
-            {"kind": "compute#machineType", "id": str(20_000 + n), "name": name, "guestCpus": kind.cpus, "memoryMb": kind.memory,
-             "zone": call.names["zone"],
-             "accelerators": [{"guestAcceleratorType": kind.gpu, "guestAcceleratorCount": kind.gpus}] if kind.gpu else []}
-            for n, (name, kind) in enumerate(TYPES.items()) if not kind.gpu or self.stock.get((call.names["zone"], kind.gpu))
-        ]  # fmt: skip
-        return Reply(200, {"kind": "compute#machineTypeList", "id": "machineTypes", "items": rows})
-
-    def region(self, call: Call) -> Reply:
-        region = call.names["region"]
-        zones = [f"{ROOT}/projects/fake/zones/{zone}" for zone in ZONES if zone[:-2] == region]
-        if not zones:
-            return self.problem(404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found")
-        limit = self.amount("quota", QUOTA)
-        quotas = [
-            {"metric": f"{'PREEMPTIBLE_' * spot}{metric}", "limit": limit, "usage": float(self._used(region, gpu, spot))}
-            for gpu, (_, _, metric) in CARDS.items()
-            for spot in (False, True)
-            if spot or metric != UNLISTED
-        ]
-        return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
-
-    def add_firewall(self, call: Call) -> Reply:
-        name = call.text("name")
-        if not NAME.fullmatch(name):
-            return self.problem(400, "invalid", "Invalid value for field 'resource.name'.")
-        if name in self.firewalls:
-            return self.problem(409, "alreadyExists", f"The resource 'projects/fake/global/firewalls/{name}' already exists")
-        self.firewalls[name] = {"kind": "compute#firewall", "id": str(30_000 + len(self.firewalls)), **call.fields}
-        return self._accepted(call, self._operation("", "insert", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
-
-    def firewall(self, call: Call) -> Reply:
-        found = self.firewalls.get(call.names["name"])
-        return self.problem(404, "notFound", "The firewall was not found") if found is None else Reply(200, found)
-
-    def drop_firewall(self, call: Call) -> Reply:
-        name = call.names["name"]
-        if self.firewalls.pop(name, None) is None:
-            return self.problem(404, "notFound", "The firewall was not found")
-        return self._accepted(call, self._operation("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from ..gcp_prices import CARDS, SHAPES, T4, V100, Shape, price
-from .world import Document, Machine, document, number
+from .account import Machine
+from .world import Document, document, number
 
 ROOT: Final = "https://www.googleapis.com/compute/v1"
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -56,7 +56,9 @@ class Machines:
 
     async def follow(self) -> None:
         """Once: begin what has come up, end what has not stayed up, and bring keys where they belong."""
-        boots = {name: boot for name, machine in self._world.machines.items() if machine.up and (boot := self._world.boot(machine)) is not None}
+        boots = {
+            name: boot for name, machine in self._world.account.machines.items() if machine.up and (boot := self._world.boot(machine)) is not None
+        }
         for name in [name for name in self._running if name not in boots]:
             await self._end(name)
         for name, boot in boots.items():
@@ -66,7 +68,7 @@ class Machines:
             _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
             if boot.swept:
                 (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
-        for name, machine in self._world.machines.items():
+        for name, machine in self._world.account.machines.items():
             if machine.gone is not None and (self._root / name).exists():
                 shutil.rmtree(self._root / name, ignore_errors=True)
 

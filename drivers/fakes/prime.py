@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
-from .world import Boot, Call, Document, Machine, Reply, Route, World, document, number
+from .account import Machine
+from .world import Boot, Call, Document, Reply, Route, World, document, number
 
 GPUS: Final = (  # type, socket, GB, $/h for one
     ("RTX4090_24GB", "PCIe", 24, 0.37),
@@ -56,6 +57,54 @@ class Pod(Machine):
     failure: str | None = None
 
 
+class Offers:
+    """What the providers behind Prime have."""
+
+    def __init__(self, world: Prime) -> None:
+        self._world = world
+        luck = Random(f"{world.seed}/market")
+        self.market = [_offer(luck, n) for n in range(40)]
+        self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
+
+    def left(self, offer: Offer) -> int:
+        return offer.stock - sum(pod.offer.cloud == offer.cloud for pod in self._world.account.alive())
+
+    def offers(self, call: Call) -> Reply:
+        return self._page(call, [offer for offer in self.market if offer.nodes == 1])
+
+    def clusters(self, call: Call) -> Reply:
+        return self._page(call, [offer for offer in self.market if offer.nodes > 1])
+
+    def _page(self, call: Call, rows: list[Offer]) -> Reply:
+        count, kind = call.query.get("gpu_count"), call.query.get("gpu_type")
+        kept = [offer for offer in rows if count in (None, str(offer.gpus)) and kind in (None, offer.gpu)]
+        size, page = _whole(call.query.get("page_size", ""), PAGE), _whole(call.query.get("page", ""), 1)
+        if not 1 <= size <= PAGE or page < 1:
+            return self._world.unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
+        items = [self._offered(offer) for offer in kept[(page - 1) * size : page * size]]
+        return Reply(200, {"items": items, "totalCount": len(kept)})
+
+    def _offered(self, offer: Offer) -> Document:
+        left = self.left(offer)
+        units = {"pricePerUnit": 0.0, "step": 1, "defaultIncludedInPrice": True, "additionalInfo": None}
+        return {
+            "cloudId": offer.cloud, "gpuType": offer.gpu, "socket": offer.socket, "provider": offer.provider, "dataCenter": offer.center,
+            "country": offer.country, "gpuCount": offer.gpus, "gpuMemory": offer.memory, "internetSpeed": 1000.0, "interconnect": None,
+            "disk": {"minCount": 80, "defaultCount": 250, "maxCount": 1000, **units}, "interconnectType": None, "provisioningTime": 5,
+            "vcpu": {"minCount": None, "defaultCount": 16 * offer.gpus, "maxCount": None, **units},
+            "memory": {"minCount": None, "defaultCount": 64 * offer.gpus, "maxCount": None, **units},
+            "stockStatus": "Unavailable" if left <= 0 else "Low" if left < 3 else "Medium" if left < 8 else "High",
+            "security": "secure_cloud" if offer.secure else "community_cloud", "images": list(IMAGES), "isSpot": offer.spot, "prepaidTime": None,
+            "prices": {"onDemand": offer.price if offer.secure else None, "communityPrice": None if offer.secure else offer.price,
+                       "isVariable": False,
+                       "currency": "USD"},
+        }  # fmt: skip
+
+    def summary(self, call: Call) -> Reply:
+        kinds = dict.fromkeys(offer.gpu for offer in self.market)
+        return Reply(200, {kind: [self._offered(offer) for offer in self.market if offer.gpu == kind] for kind in kinds})
+
+
 class Prime(World[Pod]):
     """One account at Prime Intellect."""
 
@@ -76,12 +125,11 @@ class Prime(World[Pod]):
     exports: ClassVar = ("PRIME_API_BASE_URL={url}", "PRIME_API_KEY={key}")
 
     def begin(self) -> None:
-        luck = Random(f"{self.seed}/market")
-        self.market = [_offer(luck, n) for n in range(40)]
-        self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
+        self.shop = Offers(self)
+        self.parts = [self.shop]
         self.public_keys: list[Document] = []
         for n in range(int(self.amount("foreign"))):
-            self._made(self.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
+            self._made(self.shop.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -89,24 +137,24 @@ class Prime(World[Pod]):
         return Reply(status, {"detail": message})
 
     def malformed(self) -> Reply:
-        return self._unfit(["body"], "Input should be a valid dictionary")
+        return self.unfit(["body"], "Input should be a valid dictionary")
 
-    def _unfit(self, where: list[str], message: str) -> Reply:
+    def unfit(self, where: list[str], message: str) -> Reply:
         return Reply(422, {"detail": [{"loc": where, "msg": message, "type": "value_error"}]})
 
     def happen(self, machine: Pod, what: str) -> None:
         if what == "active" and machine.status == "PROVISIONING":
             machine.status, machine.up, machine.progress = "ACTIVE", True, 40
-            self.bill(machine, gpu=machine.price)
-            self.note("started", machine)
+            self.account.bill(machine, gpu=machine.price)
+            self.account.note("started", machine)
         elif what == "up" and machine.status == "ACTIVE":
             if machine.fails:
                 machine.failure = "Installation failed: cannot reach the package mirror"
-                self.note("failed", machine)
+                self.account.note("failed", machine)
             else:
                 machine.progress = 100
         elif what == "preempted" and machine.up:
-            self.note("preempted", machine)
+            self.account.note("preempted", machine)
             self._end(machine, "provider")
 
     def boot(self, machine: Pod) -> Boot | None:
@@ -121,99 +169,61 @@ class Prime(World[Pod]):
 
     def _end(self, machine: Pod, by: str) -> None:
         machine.status = "TERMINATED"
-        self.end(machine, by)
+        self.account.end(machine, by)
 
     # -- offers ------------------------------------------------------------------------------------------------------------------------------------
-
-    def _left(self, offer: Offer) -> int:
-        return offer.stock - sum(pod.offer.cloud == offer.cloud for pod in self.alive())
-
-    def offers(self, call: Call) -> Reply:
-        return self._offers(call, [offer for offer in self.market if offer.nodes == 1])
-
-    def clusters(self, call: Call) -> Reply:
-        return self._offers(call, [offer for offer in self.market if offer.nodes > 1])
-
-    def _offers(self, call: Call, rows: list[Offer]) -> Reply:
-        count, kind = call.query.get("gpu_count"), call.query.get("gpu_type")
-        kept = [offer for offer in rows if count in (None, str(offer.gpus)) and kind in (None, offer.gpu)]
-        size, page = _whole(call.query.get("page_size", ""), PAGE), _whole(call.query.get("page", ""), 1)
-        if not 1 <= size <= PAGE or page < 1:
-            return self._unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
-        items = [self._offered(offer) for offer in kept[(page - 1) * size : page * size]]
-        return Reply(200, {"items": items, "totalCount": len(kept)})
-
-    def _offered(self, offer: Offer) -> Document:
-        left = self._left(offer)
-        units = {"pricePerUnit": 0.0, "step": 1, "defaultIncludedInPrice": True, "additionalInfo": None}
-        return {
-            "cloudId": offer.cloud, "gpuType": offer.gpu, "socket": offer.socket, "provider": offer.provider, "dataCenter": offer.center,
-            "country": offer.country, "gpuCount": offer.gpus, "gpuMemory": offer.memory, "internetSpeed": 1000.0, "interconnect": None,
-            "disk": {"minCount": 80, "defaultCount": 250, "maxCount": 1000, **units}, "interconnectType": None, "provisioningTime": 5,
-            "vcpu": {"minCount": None, "defaultCount": 16 * offer.gpus, "maxCount": None, **units},
-            "memory": {"minCount": None, "defaultCount": 64 * offer.gpus, "maxCount": None, **units},
-            "stockStatus": "Unavailable" if left <= 0 else "Low" if left < 3 else "Medium" if left < 8 else "High",
-            "security": "secure_cloud" if offer.secure else "community_cloud", "images": list(IMAGES), "isSpot": offer.spot, "prepaidTime": None,
-            "prices": {"onDemand": offer.price if offer.secure else None, "communityPrice": None if offer.secure else offer.price,
-                       "isVariable": False,
-                       "currency": "USD"},
-        }  # fmt: skip
-
-    def summary(self, call: Call) -> Reply:
-        kinds = dict.fromkeys(offer.gpu for offer in self.market)
-        return Reply(200, {kind: [self._offered(offer) for offer in self.market if offer.gpu == kind] for kind in kinds})
 
     # -- pods --------------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
         body, provider = call.inner("pod"), document(call.fields.get("provider")).get("type")
         if missing := [name for name in NEEDED if not body.get(name)]:
-            return self._unfit(["body", "pod", missing[0]], "Field required")
+            return self.unfit(["body", "pod", missing[0]], "Field required")
         if self.amount("team") and not document(call.fields.get("team")).get("teamId"):
             return self.problem(403, "forbidden", "This key is of a team: give its teamId.")
         cloud, kind, count = body["cloudId"], body["gpuType"], int(number(body["gpuCount"]))
-        offer = next((each for each in self.market if (each.cloud, each.gpu, each.gpus) == (cloud, kind, count)), None)
+        offer = next((each for each in self.shop.market if (each.cloud, each.gpu, each.gpus) == (cloud, kind, count)), None)
         if offer is None or provider not in (None, offer.provider):
             return self.problem(404, "not_found", f"No offer {cloud} of {kind} at {provider}.")
-        if self.credit <= 0:
+        if self.account.credit <= 0:
             return self.problem(402, "payment_required", "Insufficient balance.")
-        if self._left(offer) <= 0 or call.luck.strikes("taken"):
+        if self.shop.left(offer) <= 0 or call.luck.strikes("taken"):
             return self.problem(400, "no_capacity", "The selected provider has no capacity for this configuration: out of stock.")
         if call.luck.strikes("dearer"):
-            self.market[self.market.index(offer)] = offer = offer._replace(price=round(offer.price * 1.1, 4))
+            self.shop.market[self.shop.market.index(offer)] = offer = offer._replace(price=round(offer.price * 1.1, 4))
         if 0 < number(body.get("maxPrice")) < offer.price:
             return self.problem(400, "max_price", f"The price is {offer.price}, above maxPrice.")
         return Reply(200, self._shown(self._made(offer, body, call.by, call)))
 
     def _made(self, offer: Offer, body: Document, by: str, call: Call | None) -> Pod:
-        name = hashlib.sha256(f"{self.seed}/{len(self.machines)}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:32]
         made = Pod(
-            id=name, mark=str(body.get("name") or ""), by=by, created=self.now, listed=self.now, billed=self.now, offer=offer, body=body,
+            id=name, mark=str(body.get("name") or ""), by=by,  offer=offer, body=body,
             count=offer.gpus, price=offer.price,
         )  # fmt: skip
-        self.made(made, call.luck if call else None)
+        self.account.made(made, call.luck if call else None)
         if call is not None and made.count > 1 and call.luck.strikes("fewer"):
             made.count -= 1
-        self.boots(made, 0.5, "active")
-        self.boots(made)
+        self.account.boots(made, 0.5, "active")
+        self.account.boots(made)
         if call is not None and offer.spot:
-            self.interruptible(made, call.luck)
+            self.account.interruptible(made, call.luck)
         return made
 
     def _named(self, name: str) -> Pod | None:
-        found = self.machines.get(name)
+        found = self.account.machines.get(name)
         return None if found is None or found.gone is not None else found
 
     def _missing(self) -> Reply:
         return self.problem(404, "not_found", "Pod not found")
 
     def listing(self, call: Call) -> Reply:
-        return self._page(call, [self._shown(pod) for pod in self.seen()])
+        return self._page(call, [self._shown(pod) for pod in self.account.seen()])
 
     def _page(self, call: Call, rows: list[Document]) -> Reply:
         offset, limit = _whole(call.query.get("offset", ""), 0), _whole(call.query.get("limit", ""), PAGE)
         if offset < 0 or not 1 <= limit <= PAGE:
-            return self._unfit(["query", "limit"], f"Input should be from 1 to {PAGE}")
+            return self.unfit(["query", "limit"], f"Input should be from 1 to {PAGE}")
         return Reply(200, {"total_count": len(rows), "offset": offset, "limit": limit, "data": rows[offset : offset + limit]})
 
     def show(self, call: Call) -> Reply:
@@ -228,9 +238,9 @@ class Prime(World[Pod]):
     def destroy(self, call: Call) -> Reply:
         if (pod := self._named(call.names["id"])) is None:
             return self._missing()
-        if self.held(pod):
+        if self.account.held(pod):
             return self.problem(400, "reserved", "The minimum rental period of this provider is not over.")
-        if self.doomed(pod, call.luck):
+        if self.account.doomed(pod, call.luck):
             self._end(pod, call.by)
         return Reply(200, {"success": True})
 
@@ -244,7 +254,7 @@ class Prime(World[Pod]):
         port = {"internal": "22", "external": str(port_of), "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
-            "createdAt": _date(pod.created), "updatedAt": _date(self.now), "providerType": offer.provider, "installationFailure": pod.failure,
+            "createdAt": _date(pod.created), "updatedAt": _date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
             "installationProgress": pod.progress,
             "installationStatus": "FINISHED" if pod.progress == 100 else "ERROR" if pod.failure else "INSTALLING" if pod.up else "PENDING",
             "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": [port] if pod.up else [],
@@ -257,14 +267,14 @@ class Prime(World[Pod]):
         }  # fmt: skip
 
     def history(self, call: Call) -> Reply:
-        ended = [pod for pod in self.machines.values() if pod.gone is not None]
+        ended = [pod for pod in self.account.machines.values() if pod.gone is not None]
         rows: list[Document] = [
             {
                 "id": pod.id, "name": pod.mark, "providerType": pod.offer.provider, "provisionedBy": None, "type": "HOSTED",
                 "createdAt": _date(pod.created),
-                "terminatedAt": _date(pod.gone or self.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
+                "terminatedAt": _date(pod.gone or self.account.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
                 "priceHr": pod.price, "userId": "user-1", "teamId": None,
-                "totalBilledPrice": sum(entry.usd for entry in self.settled() if entry.machine == pod.id),
+                "totalBilledPrice": sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id),
             }
             for pod in ended
         ]  # fmt: skip
@@ -277,19 +287,19 @@ class Prime(World[Pod]):
 
     def add_key(self, call: Call) -> Reply:
         if not call.text("name") or not call.text("publicKey").startswith(("ssh-", "ecdsa-")):
-            return self._unfit(["body", "publicKey"], "Input should be a public key")
+            return self.unfit(["body", "publicKey"], "Input should be a public key")
         key = {"id": f"key-{len(self.public_keys)}", "name": call.text("name"), "publicKey": call.text("publicKey"), "isPrimary": False}
         self.public_keys.append(key)
         return Reply(200, key)
 
     def wallet(self, call: Call) -> Reply:
-        pods = [(pod, sum(entry.usd for entry in self.settled() if entry.machine == pod.id)) for pod in self.machines.values()]
+        pods = [(pod, sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id)) for pod in self.account.machines.values()]
         rows: list[Document] = [
-            {"id": f"billing-{pod.id}", "created_at": _date(pod.created), "updated_at": _date(self.now), "last_billed_at": _date(pod.billed),
+            {"id": f"billing-{pod.id}", "created_at": _date(pod.created), "updated_at": _date(self.account.now), "last_billed_at": _date(pod.billed),
              "amount_usd": usd, "currency": "USD", "resource_type": "pod", "resource_id": pod.id}
             for pod, usd in pods if usd
         ]  # fmt: skip
-        shown = {"wallet_id": "wallet-1", "team_id": None, "balance_usd": self.credit, "currency": "USD", "total_billings": len(rows)}
+        shown = {"wallet_id": "wallet-1", "team_id": None, "balance_usd": self.account.credit, "currency": "USD", "total_billings": len(rows)}
         return Reply(200, {**shown, "recent_billings": rows[-max(1, min(PAGE, _whole(call.query.get("limit", ""), 20))) :]})
 
 

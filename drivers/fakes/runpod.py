@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
-from .world import BOOT, Boot, Call, Document, Machine, Reply, Route, World, document, number
+from .account import BOOT, Machine
+from .world import Boot, Call, Document, Reply, Route, World, document, number
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
@@ -83,6 +84,122 @@ class Pod(Machine):
         return number(self.body.get("disk"), 50.0)
 
 
+class Catalog:
+    """What can be rented, and where."""
+
+    def __init__(self, world: Runpod) -> None:
+        self._world = world
+        luck = Random(f"{world.seed}/market")
+        self.stock = [Gpu(*row, luck.choice((0, 1, 2, 4, 8, 16, 24))) for row in GPUS]
+        if not any(gpu.stock for gpu in self.stock):
+            self.stock[1] = self.stock[1]._replace(stock=8)
+
+    def gpus(self, call: Call) -> Reply:
+        shown = [self._type(gpu, call) for gpu in self.stock]
+        return Reply(200, {"gpus": shown})
+
+    def one_gpu(self, call: Call) -> Reply:
+        found = next((gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None)
+        return self._world.problem(404, "not_found", "there is no such GPU type") if found is None else Reply(200, self._type(found, call))
+
+    def _type(self, gpu: Gpu, call: Call) -> Document:
+        text = call.query.get("count", "")
+        count = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
+        left = self.free(gpu) // count
+        level = "NONE" if left <= 0 or count > gpu.most else "LOW" if left < 3 else "MEDIUM" if left < 9 else "HIGH"
+        shown: dict[str, object] = {
+            "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
+            "price": {"secure": gpu.secure, "community": gpu.community}, "maxCount": {"secure": gpu.most, "community": gpu.most},
+        }  # fmt: skip
+        if call.query.get("include") == "AVAILABILITY":
+            shown |= {
+                "availability": level, "dataCenters": [{"id": name, "name": name, "availability": level} for name, _ in CENTERS],
+                "cudaVersions": [{"version": version, "available": level != "NONE"} for version in ("12.4", "12.8", "13.0")],
+            }  # fmt: skip
+        return shown
+
+    def centers(self, call: Call) -> Reply:
+        rows = [
+            {"id": name, "name": name, "region": region, "globalNetwork": True, "networkVolumeTypes": ["STANDARD"], "compliance": []}
+            for name, region in CENTERS
+        ]
+        return Reply(200, {"dataCenters": rows})
+
+    def free(self, gpu: Gpu) -> int:
+        return gpu.stock - sum(pod.has for pod in self._world.account.alive() if pod.gpu is not None and pod.gpu.id == gpu.id)
+
+
+class Keys:
+    """Keys of the account."""
+
+    def __init__(self, world: Runpod) -> None:
+        self._world = world
+        self._keys: list[str] = []
+
+    def keys(self, call: Call) -> Reply:
+        return Reply(200, {"keys": self._keys})
+
+    def replace_keys(self, call: Call) -> Reply:
+        """All keys of the account are those of the body from now on."""
+        keys = call.fields.get("keys")
+        if call.fields.keys() != {"keys"} or not isinstance(keys, list) or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys):
+            return self._world.unfit(["keys: must be a list of public keys"])
+        self._keys = [str(key) for key in keys]
+        return Reply(200, {"keys": self._keys})
+
+
+class Logs:
+    """What pods and the system said."""
+
+    def __init__(self, world: Runpod) -> None:
+        self._world = world
+
+    def says(self, pod: Pod, source: str, line: str) -> None:
+        pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
+
+    def logs(self, call: Call) -> Reply:
+        """A stream of events that ends; a reader goes on from the last id that it has seen."""
+        if (pod := self._world.named(call)) is None:
+            return self._world.missing(call)
+        source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
+        rows = [(_date(at), where, line) for at, where, line in pod.log if source in (None, where) and _date(at) > after]
+        tail = call.query.get("tail", "")
+        rows = rows[-min(5000, int(tail)) :] if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail) else rows[-100:]
+        events = [f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n" for at, where, line in rows]
+        return Reply(200, "".join(events), {"content-type": "text/event-stream"})
+
+
+class Bills:
+    """What pods have cost."""
+
+    def __init__(self, world: Runpod) -> None:
+        self._world = world
+
+    def billing(self, call: Call) -> Reply:
+        wanted = call.query.get("podId")
+        billed = [entry for entry in self._world.account.settled() if entry.event == "billed" and wanted in (None, entry.machine)]
+        records: list[dict[str, object]] = []
+        for name in dict.fromkeys(entry.machine for entry in billed):
+            of = [entry for entry in billed if entry.machine == name]
+            sums = {what: sum(entry.usd for entry in of if entry.what == what) for what in ("gpu", "disk")}
+            records.append({
+                "startTime": _date(of[0].since), "endTime": _date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
+                "gpuAmount": sums["gpu"],
+                "cpuAmount": 0.0, "diskAmount": sums["disk"],
+            })  # fmt: skip
+        totals = {what: sum(number(record[what]) for record in records) for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")}
+        first = min((entry.since for entry in billed), default=self._world.account.now)
+        size = call.query.get("bucketSize", "day")
+        query = {
+            "startTime": _date(first),
+            "endTime": _date(self._world.account.now),
+            "bucketSize": size if size in SIZES else "day",
+            "podId": wanted,
+        }
+        meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": totals}
+        return Reply(200, {"records": records, "metadata": meta})
+
+
 class Runpod(World[Pod]):
     """One account at RunPod, and its stock of GPUs."""
 
@@ -104,13 +221,13 @@ class Runpod(World[Pod]):
     exports: ClassVar = ("RUNPOD_API_URL={url}", "RUNPOD_API_KEY={key}")
 
     def begin(self) -> None:
-        luck = Random(f"{self.seed}/market")
-        self.stock = [Gpu(*row, luck.choice((0, 1, 2, 4, 8, 16, 24))) for row in GPUS]
-        if not any(gpu.stock for gpu in self.stock):
-            self.stock[1] = self.stock[1]._replace(stock=8)
-        self.public_keys: list[str] = []
+        self.catalog = Catalog(self)
+        self.logins = Keys(self)
+        self.said = Logs(self)
+        self.bills = Bills(self)
+        self.parts = [self.catalog, self.logins, self.said, self.bills]
         for n in range(int(self.amount("foreign"))):
-            self._made(self.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, FOREIGN, None)
+            self._made(self.catalog.stock[0], 0, {"name": f"theirs-{n}", "image": "somebody/else"}, FOREIGN, None)
 
     # -- its own words -----------------------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +252,7 @@ class Runpod(World[Pod]):
     def happen(self, machine: Pod, what: str) -> None:
         if what == "starting" and machine.status == "PROVISIONING":
             machine.status = "STARTING"
-            self._says(machine, "system", f"pulling {machine.body.get('image')}")
+            self.said.says(machine, "system", f"pulling {machine.body.get('image')}")
         elif what == "up" and machine.status in ("PROVISIONING", "STARTING"):
             self._up(machine)
         elif what == f"ssh {machine.generation}" and machine.status == "RUNNING":
@@ -146,17 +263,17 @@ class Runpod(World[Pod]):
     def _up(self, machine: Pod) -> None:
         if machine.fails:
             machine.status = "ERROR"
-            self._says(machine, "system", "error creating container: OCI runtime create failed")
+            self.said.says(machine, "system", "error creating container: OCI runtime create failed")
             self._rates(machine)
-            self.note("failed", machine)
+            self.account.note("failed", machine)
             return
-        machine.status, machine.up, machine.started = "RUNNING", True, self.now
+        machine.status, machine.up, machine.started = "RUNNING", True, self.account.now
         machine.generation += 1
-        self._says(machine, "system", "start container")
-        self._says(machine, "container", "ready")
+        self.said.says(machine, "system", "start container")
+        self.said.says(machine, "container", "ready")
         self._rates(machine)
-        self.note("started", machine)
-        self.later(machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}")
+        self.account.note("started", machine)
+        self.account.later(machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}")
 
     def boot(self, machine: Pod) -> Boot | None:
         """The image lets in who has the key in PUBLIC_KEY, and executes `args`."""
@@ -165,11 +282,11 @@ class Runpod(World[Pod]):
         given = {name: str(value) for name, value in document(machine.body.get("env")).items()}
         own = {"RUNPOD_POD_ID": machine.id, "RUNPOD_API_KEY": f"pod-{machine.id}", "RUNPOD_GPU_COUNT": str(machine.has)}
         keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
-        gpu = machine.gpu or self.stock[0]
+        gpu = machine.gpu or self.catalog.stock[0]
         return Boot(keys, (*given.items(), *own.items()), str(machine.body.get("args") or ""), gpu.id, machine.has, gpu.memory * 954)
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
-        return (f"pod-{machine}",) if machine in self.machines else ()
+        return (f"pod-{machine}",) if machine in self.account.machines else ()
 
     def halt(self, machine: Pod) -> None:
         if document(machine.body.get("mounts")).get("network"):
@@ -181,19 +298,21 @@ class Runpod(World[Pod]):
 
     def create(self, call: Call) -> Reply:
         if wrong := _bad_pod(call.fields):
-            return self._unfit(wrong)
+            return self.unfit(wrong)
         asked = document(call.fields.get("gpu"))
-        gpu = next((each for each in self.stock if each.id == asked.get("id")), None)
+        gpu = next((each for each in self.catalog.stock if each.id == asked.get("id")), None)
         count = int(number(asked.get("count"), 1))
         if call.fields.get("gpu") is not None and gpu is None:
-            return self._unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
+            return self.unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
         community = call.fields.get("cloud") == "COMMUNITY"
         if gpu is not None and call.luck.strikes("dearer"):
-            self.stock[self.stock.index(gpu)] = gpu = gpu._replace(secure=round(gpu.secure * 1.1, 4), community=round(gpu.community * 1.1, 4))
+            self.catalog.stock[self.catalog.stock.index(gpu)] = gpu = gpu._replace(
+                secure=round(gpu.secure * 1.1, 4), community=round(gpu.community * 1.1, 4)
+            )
         price = 0.08 if gpu is None else (gpu.community if community else gpu.secure) * count
-        if self.credit < price:
+        if self.account.credit < price:
             return self.problem(402, "payment_required", "Your balance must cover at least one hour of this pod.")
-        if gpu is not None and (count > gpu.most or self._free(gpu) < count or call.luck.strikes("taken")):
+        if gpu is not None and (count > gpu.most or self.catalog.free(gpu) < count or call.luck.strikes("taken")):
             return self.problem(400, "bad_request", "There are no instances currently available with the requested specifications.")
         wanted = call.fields.get("dataCenterIds")
         if isinstance(wanted, list) and wanted and not {name for name, _ in CENTERS} & {str(each) for each in wanted}:
@@ -203,103 +322,100 @@ class Runpod(World[Pod]):
         self._rates(made)
         return Reply(201, self._shown(made))
 
-    def _unfit(self, errors: list[str]) -> Reply:
+    def unfit(self, errors: list[str]) -> Reply:
         reply = self.problem(422, "unprocessable_entity", "The request body is invalid.")
         return reply._replace(body={**document(reply.body), "errors": errors})
 
     def _made(self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None) -> Pod:
-        name = hashlib.sha256(f"{self.seed}/{len(self.machines)}".encode()).hexdigest()[:14]
+        name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:14]
         centers = body.get("dataCenterIds")
         center = next((str(each) for each in centers if each in dict(CENTERS)), CENTERS[0][0]) if isinstance(centers, list) else CENTERS[0][0]
         made = Pod(
-            id=name, mark=str(body.get("name", "")), by=by, created=self.now, listed=self.now, billed=self.now, gpu=gpu, count=count, price=0.0,
+            id=name, mark=str(body.get("name", "")), by=by,  gpu=gpu, count=count, price=0.0,
             body=body, center=center,
         )  # fmt: skip
-        self.made(made, call.luck if call else None)
+        self.account.made(made, call.luck if call else None)
         made.has = count - (1 if call and count > 1 and call.luck.strikes("fewer") else 0)
-        self.later(made, 2, "starting")
-        self.boots(made)
+        self.account.later(made, 2, "starting")
+        self.account.boots(made)
         return made
-
-    def _free(self, gpu: Gpu) -> int:
-        return gpu.stock - sum(pod.has for pod in self.alive() if pod.gpu is not None and pod.gpu.id == gpu.id)
 
     def _rates(self, pod: Pod) -> None:
         """A pod costs its GPUs while it runs or starts, its disks while it has them."""
         going = pod.status in ("PROVISIONING", "STARTING", "RUNNING")
         disk = (pod.disk + pod.volume) * DISK if going else pod.volume * DISK * 2
-        self.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
+        self.account.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
 
     def listing(self, call: Call) -> Reply:
-        return Reply(200, {"pods": [self._shown(pod) for pod in self.seen()]})
+        return Reply(200, {"pods": [self._shown(pod) for pod in self.account.seen()]})
 
-    def _named(self, call: Call) -> Pod | None:
-        found = self.machines.get(call.names["id"])
+    def named(self, call: Call) -> Pod | None:
+        found = self.account.machines.get(call.names["id"])
         return None if found is None or found.gone is not None else found
 
-    def _missing(self, call: Call) -> Reply:
+    def missing(self, call: Call) -> Reply:
         return self.problem(404, "not_found", f"pod {call.names['id']} was not found")
 
     def show(self, call: Call) -> Reply:
-        return self._missing(call) if (pod := self._named(call)) is None else Reply(200, self._shown(pod))
+        return self.missing(call) if (pod := self.named(call)) is None else Reply(200, self._shown(pod))
 
     def update(self, call: Call) -> Reply:
-        if (pod := self._named(call)) is None:
-            return self._missing(call)
+        if (pod := self.named(call)) is None:
+            return self.missing(call)
         if wrong := _bad_fields(call.fields, {*KNOWN, "locked"} - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}):
-            return self._unfit(wrong)
+            return self.unfit(wrong)
         pod.body = {**pod.body, **call.fields}
         pod.mark = str(pod.body.get("name", ""))
         self._rates(pod)
         return Reply(200, self._shown(pod))
 
     def destroy(self, call: Call) -> Reply:
-        if (pod := self._named(call)) is None:
-            return self._missing(call)
+        if (pod := self.named(call)) is None:
+            return self.missing(call)
         if self.is_own(call.by, pod.id):
             return self.problem(403, "forbidden", "The key of a pod cannot delete it.")
-        if self.held(pod) or pod.body.get("locked") is True:
+        if self.account.held(pod) or pod.body.get("locked") is True:
             return self.problem(409, "conflict", "The pod cannot be deleted now.")
-        if self.doomed(pod, call.luck):
+        if self.account.doomed(pod, call.luck):
             self._end(pod, call.by)
         return Reply(204)
 
     def _end(self, pod: Pod, by: str) -> None:
         pod.status, pod.has = "TERMINATED", 0
-        self.end(pod, by)
+        self.account.end(pod, by)
 
     def action(self, call: Call) -> Reply:
-        if (pod := self._named(call)) is None:
-            return self._missing(call)
+        if (pod := self.named(call)) is None:
+            return self.missing(call)
         wanted = call.fields.get("action")
         if call.fields.keys() != {"action"} or wanted not in ("start", "stop", "restart", "terminate"):
-            return self._unfit(["action: must be one of start, stop, restart, terminate"])
+            return self.unfit(["action: must be one of start, stop, restart, terminate"])
         if wanted not in ACTIONS[pod.status]:
             return self.problem(409, "conflict", f"A pod that is {pod.status} cannot {wanted}.")
         if wanted == "terminate":
             return self.destroy(call)
         if wanted == "start":
-            if self.credit <= 0:
+            if self.account.credit <= 0:
                 return self.problem(402, "payment_required", "Your balance is empty.")
-            pod.has = min(pod.count, max(0, self._free(pod.gpu))) if pod.gpu is not None else 0
+            pod.has = min(pod.count, max(0, self.catalog.free(pod.gpu))) if pod.gpu is not None else 0
             if call.luck.strikes("fewer"):
                 pod.has = 0
             pod.status = "STARTING"
             self._rates(pod)
-            self.boots(pod, 0.4)
+            self.account.boots(pod, 0.4)
         if wanted == "stop":
             self._stop(pod, "stopped", call.by)
         if wanted == "restart":
             pod.status, pod.up, pod.port = "STARTING", False, None
             self._rates(pod)
-            self.boots(pod, 0.2)
+            self.account.boots(pod, 0.2)
         return Reply(200, self._shown(pod))
 
     def _stop(self, pod: Pod, event: str, by: str = "") -> None:
         pod.status, pod.up, pod.port, pod.started, pod.has = "EXITED", False, None, None, 0
         self._rates(pod)
-        self._says(pod, "system", "stop container")
-        self.note(event, pod, by)
+        self.said.says(pod, "system", "stop container")
+        self.account.note(event, pod, by)
 
     def _shown(self, pod: Pod) -> Document:
         body, running = pod.body, pod.status == "RUNNING"
@@ -311,7 +427,7 @@ class Runpod(World[Pod]):
         asked = body.get("ports")
         ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
         runtime = {
-            "uptime": int(self.now - pod.started) if pod.started is not None else 0, "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
+            "uptime": int(self.account.now - pod.started) if pod.started is not None else 0, "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
             "cpu": {"util": 0}, "memory": {"util": 0},
             "ports": [
                 {"private": int(each.partition("/")[0]), "public": port, "type": each.partition("/")[2], "ip": host} for each in ports
@@ -334,82 +450,7 @@ class Runpod(World[Pod]):
             shown["cpu"] = {"id": cpu["id"], "vcpuCount": cores, "memory": cores * 2}
         return shown
 
-    def _says(self, pod: Pod, source: str, line: str) -> None:
-        pod.log.append((self.now + len(pod.log) * 1e-3, source, line))
-
-    def logs(self, call: Call) -> Reply:
-        """A stream of events that ends; a reader goes on from the last id that it has seen."""
-        if (pod := self._named(call)) is None:
-            return self._missing(call)
-        source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
-        rows = [(_date(at), where, line) for at, where, line in pod.log if source in (None, where) and _date(at) > after]
-        tail = call.query.get("tail", "")
-        rows = rows[-min(5000, int(tail)) :] if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail) else rows[-100:]
-        events = [f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n" for at, where, line in rows]
-        return Reply(200, "".join(events), {"content-type": "text/event-stream"})
-
     # -- catalog, keys, money ----------------------------------------------------------------------------------------------------------------------
-
-    def gpus(self, call: Call) -> Reply:
-        shown = [self._type(gpu, call) for gpu in self.stock]
-        return Reply(200, {"gpus": shown})
-
-    def one_gpu(self, call: Call) -> Reply:
-        found = next((gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None)
-        return self.problem(404, "not_found", "there is no such GPU type") if found is None else Reply(200, self._type(found, call))
-
-    def _type(self, gpu: Gpu, call: Call) -> Document:
-        text = call.query.get("count", "")
-        count = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
-        left = self._free(gpu) // count
-        level = "NONE" if left <= 0 or count > gpu.most else "LOW" if left < 3 else "MEDIUM" if left < 9 else "HIGH"
-        shown: dict[str, object] = {
-            "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
-            "price": {"secure": gpu.secure, "community": gpu.community}, "maxCount": {"secure": gpu.most, "community": gpu.most},
-        }  # fmt: skip
-        if call.query.get("include") == "AVAILABILITY":
-            shown |= {
-                "availability": level, "dataCenters": [{"id": name, "name": name, "availability": level} for name, _ in CENTERS],
-                "cudaVersions": [{"version": version, "available": level != "NONE"} for version in ("12.4", "12.8", "13.0")],
-            }  # fmt: skip
-        return shown
-
-    def centers(self, call: Call) -> Reply:
-        rows = [
-            {"id": name, "name": name, "region": region, "globalNetwork": True, "networkVolumeTypes": ["STANDARD"], "compliance": []}
-            for name, region in CENTERS
-        ]
-        return Reply(200, {"dataCenters": rows})
-
-    def keys(self, call: Call) -> Reply:
-        return Reply(200, {"keys": self.public_keys})
-
-    def replace_keys(self, call: Call) -> Reply:
-        """All keys of the account are those of the body from now on."""
-        keys = call.fields.get("keys")
-        if call.fields.keys() != {"keys"} or not isinstance(keys, list) or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys):
-            return self._unfit(["keys: must be a list of public keys"])
-        self.public_keys = [str(key) for key in keys]
-        return Reply(200, {"keys": self.public_keys})
-
-    def billing(self, call: Call) -> Reply:
-        wanted = call.query.get("podId")
-        billed = [entry for entry in self.settled() if entry.event == "billed" and wanted in (None, entry.machine)]
-        records: list[dict[str, object]] = []
-        for name in dict.fromkeys(entry.machine for entry in billed):
-            of = [entry for entry in billed if entry.machine == name]
-            sums = {what: sum(entry.usd for entry in of if entry.what == what) for what in ("gpu", "disk")}
-            records.append({
-                "startTime": _date(of[0].since), "endTime": _date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
-                "gpuAmount": sums["gpu"],
-                "cpuAmount": 0.0, "diskAmount": sums["disk"],
-            })  # fmt: skip
-        totals = {what: sum(number(record[what]) for record in records) for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")}
-        first = min((entry.since for entry in billed), default=self.now)
-        size = call.query.get("bucketSize", "day")
-        query = {"startTime": _date(first), "endTime": _date(self.now), "bucketSize": size if size in SIZES else "day", "podId": wanted}
-        meta = {"query": query, "recordCount": len(records), "uniquePodCount": len(records), "totals": totals}
-        return Reply(200, {"records": records, "metadata": meta})
 
 
 SIZES: Final = ("hour", "day", "week", "month", "year")

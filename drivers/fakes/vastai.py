@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import ClassVar, Final
 
+from .account import Machine
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
-from .world import Boot, Call, Document, Machine, Reply, Route, World, document, json_value, number
+from .world import Boot, Call, Document, Reply, Route, World, document, json_value, number
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
@@ -36,6 +37,189 @@ class Instance(Machine):
     message: str | None = None
     started: float | None = None
     keys: dict[int, str] = field(default_factory=dict)
+
+
+class Keys:
+    """Keys of the account, and of single instances."""
+
+    def __init__(self, world: Vastai) -> None:
+        self._world = world
+        self.account_keys: dict[int, str] = {}
+
+    def _key(self, call: Call, keys: dict[int, str]) -> Reply | int:
+        text = call.text("ssh_key").strip()
+        if not text.startswith(("ssh-", "ecdsa-")):
+            return self._world.problem(400, "no_ssh_key", "ssh_key is no public key")
+        self._world.last_id += 1
+        keys[self._world.last_id] = text
+        return self._world.last_id
+
+    def attach_key(self, call: Call) -> Reply:
+        if (found := self._world.named(call.names["id"])) is None:
+            return self._world.missing(call.names["id"])
+        added = self._key(call, found.keys)
+        return added if isinstance(added, Reply) else Reply(200, {"success": True, "msg": "SSH key added to instance."})
+
+    def instance_keys(self, call: Call) -> Reply:
+        if (found := self._world.named(call.names["id"])) is None:
+            return self._world.missing(call.names["id"])
+        rows = [{"id": number_of, "public_key": text} for number_of, text in found.keys.items()]
+        return Reply(200, {"success": True, "ssh_keys": json.dumps(rows)})
+
+    def detach_key(self, call: Call) -> Reply:
+        if (found := self._world.named(call.names["id"])) is None:
+            return self._world.missing(call.names["id"])
+        if found.keys.pop(_id(call.names["key"]), None) is None:
+            return self._world.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
+        return Reply(200, {"success": True, "msg": "SSH key removed from instance."})
+
+    def keys(self, call: Call) -> Reply:
+        rows = [
+            {"id": name, "user_id": 1, "key": text, "public_key": text, "created_at": _DATE, "deleted_at": None}
+            for name, text in self.account_keys.items()
+        ]
+        return Reply(200, rows)
+
+    def add_key(self, call: Call) -> Reply:
+        if self._world.amount("team"):
+            return self._world.problem(400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own.")
+        added = self._key(call, self.account_keys)
+        if isinstance(added, Reply):
+            return added
+        key = {"id": added, "user_id": 1, "public_key": self.account_keys[added], "created_at": _DATE, "deleted_at": None}
+        return Reply(200, {"success": True, "key": key})
+
+    def remove_key(self, call: Call) -> Reply:
+        if self.account_keys.pop(_id(call.names["key"]), None) is None:
+            return self._world.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
+        return Reply(200, {"success": True})
+
+
+class Lists:
+    """Instances as they are shown, one or page by page."""
+
+    def __init__(self, world: Vastai) -> None:
+        self._world = world
+
+    def listing(self, call: Call) -> Reply:
+        size = int(number(json_value(call.query.get("limit", "")), PAGE))
+        if not 1 <= size <= PAGE:
+            return Reply(400, {"error": "invalid_request", "msg": f"limit must be from 1 to {PAGE}"})
+        rows = [self.shown(machine) for machine in self._world.account.seen()]
+        try:
+            filters = document(json_value(call.query.get("select_filters", "")))
+            kept = [row for row in rows if all(passes(row, name, document(tests)) for name, tests in filters.items())]
+            after = _token(call.query.get("after_token", ""))
+        except (TypeError, KeyError, ValueError) as error:
+            return Reply(400, {"error": "invalid_token" if isinstance(error, ValueError) else "invalid_request", "msg": str(error)})
+        order = json_value(call.query.get("order_by", ""))
+        down = isinstance(order, list) and bool(order) and document(order[0]).get("dir") == "desc"
+        kept.sort(key=lambda row: number(row["id"]), reverse=down)
+        rest = kept[int(number(after["skip"])) :] if "skip" in after else [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        page, more = rest[:size], len(rest) > size
+        position = {"skip": int(number(after.get("skip"))) + size} if self._world.amount("restless") else {"id": page[-1]["id"] if page else 0}
+        labels = [str(row["label"] or "") for row in kept]
+        token = base64.urlsafe_b64encode(json.dumps(position).encode()).decode() if more else None
+        return Reply(200, {
+            "success": True, "instances_found": len(page), "total_instances": len(kept), "instances": page, "next_token": token,
+            "label_counts": {label: labels.count(label) for label in labels},
+        })  # fmt: skip
+
+    def old_list(self, call: Call) -> Reply:
+        return self._world.problem(410, "gone", "This endpoint is gone; use /api/v1/instances/")
+
+    def show(self, call: Call) -> Reply:
+        found = self._world.named(call.names["id"])
+        return Reply(200, {"instances": None if found is None else self.shown(found)})
+
+    def shown(self, made: Instance) -> Document:
+        ask, direct = made.ask, "direc" in made.runtype
+        address, proxy = f"203.0.113.{int(made.id) % 250}", f"ssh{int(made.id) % 9 + 1}.vast.example"
+        port = 20_000 + int(made.id) % 20_000
+        listens, beside = made.up, port - 1000
+        if self._world.ports is not None:
+            address = proxy = "127.0.0.1"
+            port = beside = self._world.ports.get(made.id, 0)
+            listens = made.id in self._world.ports
+        stored = ask.storage_price(made.disk)
+        total = made.price + stored
+        costs = {"gpuCostPerHour": made.price, "diskHour": stored, "totalHour": total, "discountTotalHour": 0, "discountedTotalPerHour": total}
+        return {
+            **hardware(ask, made.gpus), "id": int(made.id), "actual_status": made.actual, "intended_status": made.wanted, "cur_state": made.current,
+            "next_state": made.coming, "label": made.mark or None, "template_id": None, "template_hash_id": None, "template_name": None,
+            "image_uuid": made.image, "image_args": made.arguments, "image_runtype": made.runtype, "extra_env": made.env,
+            "onstart": made.onstart or "",
+            "jupyter_token": "", "status_msg": made.message, "local_ipaddrs": "10.0.0.7 172.17.0.1 \n",
+            "public_ipaddr": f"{address}\n",
+            "ssh_host": proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": beside,
+            "machine_dir_ssh_port": port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
+            "uptime_mins": None if made.started is None else (self._world.account.now - made.started) / 60, "cpu_util": 0.0,
+            "mem_limit": None, "mem_usage": None,
+            "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": 0.0 if made.up else None, "gpu_temp": 41.0 if made.up else None,
+            "disk_space": made.disk, "disk_util": -1.0, "disk_usage": -1.0, "direct_port_start": -1, "direct_port_end": -1,
+            "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]} if listens and direct else {},
+            "rentable": True, "is_bid": made.interruptible, "dph_base": made.price, "dph_total": total,
+            "search": costs, "instance": {**costs, "gpuCostPerHour": made.rates.get("gpu", 0.0), "totalHour": sum(made.rates.values())},
+            "storage_total_cost": stored, "credit_balance": None, "credit_discount": None, "client_run_time": 1.1, "host_run_time": 2_592_000.0,
+            "external": False, "time_remaining": "", "time_remaining_isbid": "", "country_code": ask.place[-2:], "volume_info": [],
+        }  # fmt: skip
+
+
+class Logs:
+    """What instances printed, which is fetched from an address of its own."""
+
+    def __init__(self, world: Vastai) -> None:
+        self._world = world
+
+    def logs(self, call: Call) -> Reply:
+        if (found := self._world.named(call.names["id"])) is None:
+            return self._world.missing(call.names["id"])
+        address = f"http://{call.headers.get('host', 'localhost')}/_logs/{found.id}/{int(self._world.account.now * 1000)}"
+        return Reply(200, {"success": True, "result_url": address, "msg": "The logs are on their way."})
+
+    def log_text(self, call: Call) -> Reply:
+        """Not ready in the first half second, as an object that is still being written is."""
+        if self._world.account.now * 1000 < _id(call.names["at"]) + 500:
+            return Reply(403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"})
+        found = self._world.account.machines.get(call.names["id"])
+        return Reply(200, f"{found.image}\n{found.message or ''}\n" if found else "")
+
+
+class Money:
+    """Who the account is of, and what it was charged."""
+
+    def __init__(self, world: Vastai) -> None:
+        self._world = world
+
+    def user(self, call: Call) -> Reply:
+        return Reply(200, {
+            "id": 1, "key_id": 1, "email": "nobody@example.com", "username": "nobody", "balance": 0.0, "credit": round(self._world.account.credit, 6),
+            "balance_threshold": 0.0, "balance_threshold_enabled": False, "ssh_key": "", "sid": "", "has_billing": True, "can_pay": True,
+        })  # fmt: skip
+
+    def charges(self, call: Call) -> Reply:
+        day = document(document(json_value(call.query.get("select_filters", ""))).get("day"))
+        since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self._world.account.now)
+        billed = [entry for entry in self._world.account.settled() if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN]
+        rows: list[Document] = []
+        for name in dict.fromkeys(entry.machine for entry in billed):
+            of = [entry for entry in billed if entry.machine == name]
+            items: list[Document] = [
+                {
+                    "start": int(entry.since),
+                    "end": int(entry.at),
+                    "type": entry.what,
+                    "source": None,
+                    "amount": entry.usd,
+                    "metadata": {},
+                    "items": [],
+                }
+                for entry in of
+            ]
+            total = sum(entry.usd for entry in of)
+            rows.append({"start": int(of[0].since), "end": int(of[-1].at), "type": "instance", "source": f"instance-{name}", "amount": total,
+                         "metadata": {"label": of[0].mark}, "items": items})  # fmt: skip
+        return Reply(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
 
 
 class Vastai(World[Instance]):
@@ -70,11 +254,15 @@ class Vastai(World[Instance]):
     exports: ClassVar = ("VAST_URL={url}", "VAST_API_KEY={key}")
 
     def begin(self) -> None:
+        self.logins = Keys(self)
+        self.lists = Lists(self)
+        self.said = Logs(self)
+        self.money = Money(self)
+        self.parts = [self.logins, self.lists, self.said, self.money]
         luck = Random(f"{self.seed}/market")
         self.asks = {ask.id: ask for ask in (draw(luck, 7_000_000 + n * 131) for n in range(48))}
         self.holders: dict[int, str] = {}
-        self.account_keys: dict[int, str] = {}
-        self._next = 31_000_000
+        self.last_id = 31_000_000
         self._searches: dict[int, int] = {}
         for n in range(int(self.amount("foreign"))):
             ask = [*self.asks.values()][n % len(self.asks)]
@@ -100,12 +288,12 @@ class Vastai(World[Instance]):
         if what == "up" and machine.wanted == "running" and self.holders.get(machine.ask.id) == machine.id:
             if machine.fails:
                 machine.actual, machine.message = "created", "Error response from daemon: OCI runtime create failed: exec format error"
-                self.note("failed", machine)
+                self.account.note("failed", machine)
                 return
             machine.actual, machine.current, machine.message, machine.up = "running", "running", f"success, running {machine.image}", True
-            machine.started = self.now
-            self.bill(machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk))
-            self.note("started", machine)
+            machine.started = self.account.now
+            self.account.bill(machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk))
+            self.account.note("started", machine)
         elif what == "loading" and machine.actual is None:
             machine.actual, machine.message = "loading", f"{machine.image}: Pulling from library"
         elif what == "preempted" and machine.up:
@@ -117,21 +305,21 @@ class Vastai(World[Instance]):
     def boot(self, machine: Instance) -> Boot | None:
         if machine.by == FOREIGN:
             return None
-        keys = (*self.account_keys.values(), *machine.keys.values()) if "ssh" in machine.runtype else ()
+        keys = (*self.logins.account_keys.values(), *machine.keys.values()) if "ssh" in machine.runtype else ()
         env = [(name, value) for name, value in machine.env if not name.startswith("-")]
         own = (("CONTAINER_ID", machine.id), ("CONTAINER_API_KEY", f"instance-{machine.id}"))
         after = self.amount("swept")
-        swept = bool(after) and machine.started is not None and self.now >= machine.started + after
+        swept = bool(after) and machine.started is not None and self.account.now >= machine.started + after
         return Boot(keys, (*env, *own), machine.onstart or "", f"NVIDIA {machine.ask.gpu}", machine.gpus, machine.ask.vram, swept)
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
-        return (f"instance-{machine}",) if machine in self.machines else ()
+        return (f"instance-{machine}",) if machine in self.account.machines else ()
 
     # -- offers ------------------------------------------------------------------------------------------------------------------------------------
 
     def search(self, call: Call) -> Reply:
         asked = call.inner("q") if "q" in call.fields else call.fields
-        day = int(self.now // DAY)
+        day = int(self.account.now // DAY)
         self._searches[day] = self._searches.get(day, 0) + 1
         if (most := self.amount("quota")) and self._searches[day] > most:
             reset = {"x-ratelimit-reset": str(int((day + 1) * DAY))}
@@ -140,7 +328,7 @@ class Vastai(World[Instance]):
         if kind not in ("ondemand", "bid", "reserved"):
             return self.problem(400, "invalid_args", f"type {kind} is not known")
         disk = number(asked.get("allocated_storage"), 8.0)
-        rows = [row(ask, kind == "bid", disk, self.now, ask.id not in self.holders) for ask in self.asks.values()]
+        rows = [row(ask, kind == "bid", disk, self.account.now, ask.id not in self.holders) for ask in self.asks.values()]
         try:
             kept = search(rows, asked)
         except (TypeError, KeyError) as error:
@@ -163,7 +351,7 @@ class Vastai(World[Instance]):
             return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
         if price is not None and not 0.001 <= number(price) <= 128:
             return self.problem(400, "invalid_price", "price must be from 0.001 to 128", ask_id=ask.id)
-        if self.credit <= 0:
+        if self.account.credit <= 0:
             return self.problem(400, "missing_billing", "Your account lacks credit; see the billing page.")
         if ask.id in self.holders or call.luck.strikes("taken"):
             return self.problem(
@@ -182,7 +370,7 @@ class Vastai(World[Instance]):
         env, price = document(fields.get("env")), fields.get("price")
         arguments = fields.get("args")
         return Instance(
-            id="", mark=str(fields.get("label") or ""), by="", created=self.now, listed=self.now, billed=self.now, ask=ask, gpus=ask.gpus,
+            id="", mark=str(fields.get("label") or ""), by="", ask=ask, gpus=ask.gpus,
             disk=number(fields.get("disk"), 10.0), price=ask.price if price is None else number(price), interruptible=price is not None,
             image=str(fields.get("image") or "vastai/base-image"), runtype=str(fields.get("runtype") or "ssh"),
             env=[[str(name), str(value)] for name, value in env.items()], onstart=str(fields["onstart"]) if fields.get("onstart") else None,
@@ -190,9 +378,9 @@ class Vastai(World[Instance]):
         )  # fmt: skip
 
     def _rent(self, ask: Ask, ordered: Instance, call: Call | None = None, by: str = "", idle: bool = False) -> Instance:
-        self._next += 17
-        made = self.made(replace(ordered, id=str(self._next), by=call.by if call else by), call.luck if call else None)
-        self.bill(made, disk=ask.storage_price(made.disk))
+        self.last_id += 17
+        made = self.account.made(replace(ordered, id=str(self.last_id), by=call.by if call else by), call.luck if call else None)
+        self.account.bill(made, disk=ask.storage_price(made.disk))
         if call is not None and ask.gpus > 1 and call.luck.strikes("fewer"):
             made.gpus -= 1
         if idle:
@@ -200,96 +388,34 @@ class Vastai(World[Instance]):
             made.actual = "exited"
             return made
         self.holders[ask.id] = made.id
-        self.later(made, 2, "loading")
-        self.boots(made)
+        self.account.later(made, 2, "loading")
+        self.account.boots(made)
         if call is not None and made.interruptible:
-            self.interruptible(made, call.luck)
+            self.account.interruptible(made, call.luck)
         return made
 
     def _stop(self, machine: Instance, event: str, by: str = "") -> None:
         """Pause an instance: its GPUs are free for others, its disk is kept and billed."""
         machine.wanted = machine.current = machine.coming = "stopped"
         machine.actual, machine.up, machine.started = "exited", False, None
-        self.bill(machine, disk=machine.ask.storage_price(machine.disk))
+        self.account.bill(machine, disk=machine.ask.storage_price(machine.disk))
         self._free(machine)
-        self.note(event, machine, by)
+        self.account.note(event, machine, by)
 
     def _free(self, machine: Instance) -> None:
         if self.holders.get(machine.ask.id) == machine.id:
             del self.holders[machine.ask.id]
 
-    def _named(self, name: str) -> Instance | None:
-        found = self.machines.get(name)
+    def named(self, name: str) -> Instance | None:
+        found = self.account.machines.get(name)
         return None if found is None or found.gone is not None else found
 
-    def _missing(self, name: str) -> Reply:
+    def missing(self, name: str) -> Reply:
         return self.problem(404, "no_such_instance", f"Instance {name} not found.")
 
-    def listing(self, call: Call) -> Reply:
-        size = int(number(json_value(call.query.get("limit", "")), PAGE))
-        if not 1 <= size <= PAGE:
-            return Reply(400, {"error": "invalid_request", "msg": f"limit must be from 1 to {PAGE}"})
-        rows = [self._shown(machine) for machine in self.seen()]
-        try:
-            filters = document(json_value(call.query.get("select_filters", "")))
-            kept = [row for row in rows if all(passes(row, name, document(tests)) for name, tests in filters.items())]
-            after = _token(call.query.get("after_token", ""))
-        except (TypeError, KeyError, ValueError) as error:
-            return Reply(400, {"error": "invalid_token" if isinstance(error, ValueError) else "invalid_request", "msg": str(error)})
-        order = json_value(call.query.get("order_by", ""))
-        down = isinstance(order, list) and bool(order) and document(order[0]).get("dir") == "desc"
-        kept.sort(key=lambda row: number(row["id"]), reverse=down)
-        rest = kept[int(number(after["skip"])) :] if "skip" in after else [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
-        page, more = rest[:size], len(rest) > size
-        position = {"skip": int(number(after.get("skip"))) + size} if self.amount("restless") else {"id": page[-1]["id"] if page else 0}
-        labels = [str(row["label"] or "") for row in kept]
-        token = base64.urlsafe_b64encode(json.dumps(position).encode()).decode() if more else None
-        return Reply(200, {
-            "success": True, "instances_found": len(page), "total_instances": len(kept), "instances": page, "next_token": token,
-            "label_counts": {label: labels.count(label) for label in labels},
-        })  # fmt: skip
-
-    def old_list(self, call: Call) -> Reply:
-        return self.problem(410, "gone", "This endpoint is gone; use /api/v1/instances/")
-
-    def show(self, call: Call) -> Reply:
-        found = self._named(call.names["id"])
-        return Reply(200, {"instances": None if found is None else self._shown(found)})
-
-    def _shown(self, made: Instance) -> Document:
-        ask, direct = made.ask, "direc" in made.runtype
-        address, proxy = f"203.0.113.{int(made.id) % 250}", f"ssh{int(made.id) % 9 + 1}.vast.example"
-        port = 20_000 + int(made.id) % 20_000
-        listens, beside = made.up, port - 1000
-        if self.ports is not None:
-            address = proxy = "127.0.0.1"
-            port = beside = self.ports.get(made.id, 0)
-            listens = made.id in self.ports
-        stored = ask.storage_price(made.disk)
-        total = made.price + stored
-        costs = {"gpuCostPerHour": made.price, "diskHour": stored, "totalHour": total, "discountTotalHour": 0, "discountedTotalPerHour": total}
-        return {
-            **hardware(ask, made.gpus), "id": int(made.id), "actual_status": made.actual, "intended_status": made.wanted, "cur_state": made.current,
-            "next_state": made.coming, "label": made.mark or None, "template_id": None, "template_hash_id": None, "template_name": None,
-            "image_uuid": made.image, "image_args": made.arguments, "image_runtype": made.runtype, "extra_env": made.env,
-            "onstart": made.onstart or "",
-            "jupyter_token": "", "status_msg": made.message, "local_ipaddrs": "10.0.0.7 172.17.0.1 \n",
-            "public_ipaddr": f"{address}\n",
-            "ssh_host": proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": beside,
-            "machine_dir_ssh_port": port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
-            "uptime_mins": None if made.started is None else (self.now - made.started) / 60, "cpu_util": 0.0, "mem_limit": None, "mem_usage": None,
-            "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": 0.0 if made.up else None, "gpu_temp": 41.0 if made.up else None,
-            "disk_space": made.disk, "disk_util": -1.0, "disk_usage": -1.0, "direct_port_start": -1, "direct_port_end": -1,
-            "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]} if listens and direct else {},
-            "rentable": True, "is_bid": made.interruptible, "dph_base": made.price, "dph_total": total,
-            "search": costs, "instance": {**costs, "gpuCostPerHour": made.rates.get("gpu", 0.0), "totalHour": sum(made.rates.values())},
-            "storage_total_cost": stored, "credit_balance": None, "credit_discount": None, "client_run_time": 1.1, "host_run_time": 2_592_000.0,
-            "external": False, "time_remaining": "", "time_remaining_isbid": "", "country_code": ask.place[-2:], "volume_info": [],
-        }  # fmt: skip
-
     def manage(self, call: Call) -> Reply:
-        found = self._named(call.names["id"])
-        return self._missing(call.names["id"]) if found is None else self._managed(found, call)
+        found = self.named(call.names["id"])
+        return self.missing(call.names["id"]) if found is None else self._managed(found, call)
 
     def _managed(self, found: Instance, call: Call) -> Reply:
         state, label = call.fields.get("state"), call.fields.get("label")
@@ -302,28 +428,28 @@ class Vastai(World[Instance]):
         if state == "stopped" and found.wanted == "running":
             self._stop(found, "stopped", call.by)
         if state == "running" and found.wanted == "stopped":
-            if self.credit <= 0:
+            if self.account.credit <= 0:
                 return self.problem(400, "missing_billing", "Your account lacks credit; see the billing page.")
             found.wanted = found.coming = "running"
             found.actual = "scheduling"
             if found.ask.id not in self.holders:
                 self.holders[found.ask.id], found.actual = found.id, "loading"
-                self.boots(found, 0.4)
+                self.account.boots(found, 0.4)
         return Reply(200, {"success": True})
 
     def manage_many(self, call: Call) -> Reply:
         return self._each(call, "ids", lambda found: self._managed(found, call))
 
     def destroy(self, call: Call) -> Reply:
-        found = self._named(call.names["id"])
-        return self._missing(call.names["id"]) if found is None else self._destroyed(found, call)
+        found = self.named(call.names["id"])
+        return self.missing(call.names["id"]) if found is None else self._destroyed(found, call)
 
     def _destroyed(self, found: Instance, call: Call) -> Reply:
-        if self.held(found):
+        if self.account.held(found):
             return self.problem(400, "invalid_request", "the minimum rental period of this instance is not over")
-        if self.doomed(found, call.luck):
+        if self.account.doomed(found, call.luck):
             self._free(found)
-            self.end(found, call.by)
+            self.account.end(found, call.by)
         return Reply(200, {"success": True, "msg": f"Instance {found.id} destroyed."})
 
     def destroy_many(self, call: Call) -> Reply:
@@ -334,116 +460,25 @@ class Vastai(World[Instance]):
         if not isinstance(names, list):
             return self.problem(400, "invalid_args", f"{field} must be a list")
         for name in names:
-            if (found := self._named(str(name))) is None:
-                return self._missing(str(name))
+            if (found := self.named(str(name))) is None:
+                return self.missing(str(name))
             if (reply := do(found)).status != 200:
                 return reply
         return Reply(200, {"success": True})
 
     def bid(self, call: Call) -> Reply:
-        found = self._named(call.names["id"])
+        found = self.named(call.names["id"])
         if found is None:
-            return self._missing(call.names["id"])
+            return self.missing(call.names["id"])
         price = call.number("price", found.ask.bid)
         if not found.interruptible or not 0.001 <= price <= 32 * found.gpus:
             return self.problem(400, "invalid_args", f"the bid must be from 0.001 to {32 * found.gpus}, of an interruptible instance")
         found.price = price
         if found.up:
-            self.bill(found, gpu=price, disk=found.ask.storage_price(found.disk))
+            self.account.bill(found, gpu=price, disk=found.ask.storage_price(found.disk))
         return Reply(200, {"success": True})
 
     # -- logs, keys, money -------------------------------------------------------------------------------------------------------------------------
-
-    def logs(self, call: Call) -> Reply:
-        if (found := self._named(call.names["id"])) is None:
-            return self._missing(call.names["id"])
-        address = f"http://{call.headers.get('host', 'localhost')}/_logs/{found.id}/{int(self.now * 1000)}"
-        return Reply(200, {"success": True, "result_url": address, "msg": "The logs are on their way."})
-
-    def log_text(self, call: Call) -> Reply:
-        """Not ready in the first half second, as an object that is still being written is."""
-        if self.now * 1000 < _id(call.names["at"]) + 500:
-            return Reply(403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"})
-        found = self.machines.get(call.names["id"])
-        return Reply(200, f"{found.image}\n{found.message or ''}\n" if found else "")
-
-    def _key(self, call: Call, keys: dict[int, str]) -> Reply | int:
-        text = call.text("ssh_key").strip()
-        if not text.startswith(("ssh-", "ecdsa-")):
-            return self.problem(400, "no_ssh_key", "ssh_key is no public key")
-        self._next += 1
-        keys[self._next] = text
-        return self._next
-
-    def attach_key(self, call: Call) -> Reply:
-        if (found := self._named(call.names["id"])) is None:
-            return self._missing(call.names["id"])
-        added = self._key(call, found.keys)
-        return added if isinstance(added, Reply) else Reply(200, {"success": True, "msg": "SSH key added to instance."})
-
-    def instance_keys(self, call: Call) -> Reply:
-        if (found := self._named(call.names["id"])) is None:
-            return self._missing(call.names["id"])
-        rows = [{"id": number_of, "public_key": text} for number_of, text in found.keys.items()]
-        return Reply(200, {"success": True, "ssh_keys": json.dumps(rows)})
-
-    def detach_key(self, call: Call) -> Reply:
-        if (found := self._named(call.names["id"])) is None:
-            return self._missing(call.names["id"])
-        if found.keys.pop(_id(call.names["key"]), None) is None:
-            return self.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
-        return Reply(200, {"success": True, "msg": "SSH key removed from instance."})
-
-    def keys(self, call: Call) -> Reply:
-        rows = [
-            {"id": name, "user_id": 1, "key": text, "public_key": text, "created_at": _DATE, "deleted_at": None}
-            for name, text in self.account_keys.items()
-        ]
-        return Reply(200, rows)
-
-    def add_key(self, call: Call) -> Reply:
-        if self.amount("team"):
-            return self.problem(400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own.")
-        added = self._key(call, self.account_keys)
-        if isinstance(added, Reply):
-            return added
-        key = {"id": added, "user_id": 1, "public_key": self.account_keys[added], "created_at": _DATE, "deleted_at": None}
-        return Reply(200, {"success": True, "key": key})
-
-    def remove_key(self, call: Call) -> Reply:
-        if self.account_keys.pop(_id(call.names["key"]), None) is None:
-            return self.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
-        return Reply(200, {"success": True})
-
-    def user(self, call: Call) -> Reply:
-        return Reply(200, {
-            "id": 1, "key_id": 1, "email": "nobody@example.com", "username": "nobody", "balance": 0.0, "credit": round(self.credit, 6),
-            "balance_threshold": 0.0, "balance_threshold_enabled": False, "ssh_key": "", "sid": "", "has_billing": True, "can_pay": True,
-        })  # fmt: skip
-
-    def charges(self, call: Call) -> Reply:
-        day = document(document(json_value(call.query.get("select_filters", ""))).get("day"))
-        since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self.now)
-        billed = [entry for entry in self.settled() if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN]
-        rows: list[Document] = []
-        for name in dict.fromkeys(entry.machine for entry in billed):
-            of = [entry for entry in billed if entry.machine == name]
-            items: list[Document] = [
-                {
-                    "start": int(entry.since),
-                    "end": int(entry.at),
-                    "type": entry.what,
-                    "source": None,
-                    "amount": entry.usd,
-                    "metadata": {},
-                    "items": [],
-                }
-                for entry in of
-            ]
-            total = sum(entry.usd for entry in of)
-            rows.append({"start": int(of[0].since), "end": int(of[-1].at), "type": "instance", "source": f"instance-{name}", "amount": total,
-                         "metadata": {"label": of[0].mark}, "items": items})  # fmt: skip
-        return Reply(200, {"success": True, "count": len(rows), "total": len(rows), "next_token": None, "results": rows})
 
 
 _DATE: Final = "2026-01-01T00:00:00Z"

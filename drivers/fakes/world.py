@@ -1,4 +1,4 @@
-"""What all fake providers share: requests and replies as values, machines, a ledger of what they cost, and time that only the caller moves.
+"""What all fake providers share: requests and replies as values, and how an operation is found, refused, disturbed and carried out.
 
 A World touches no clock, disk or network.  Equal seeds, faults and requests at equal times give equal replies and an equal ledger; a copy
 (`copy.deepcopy`) lives on by itself.
@@ -7,26 +7,21 @@ A World touches no clock, disk or network.  Equal seeds, faults and requests at 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
-from .faults import Fault, Luck
+from .account import EPOCH, Account, M
+from .faults import Fault, Luck, amount
 
 Document: TypeAlias = Mapping[str, object]
 """A JSON object of the wire."""
-EPOCH: Final = 1_800_000_000.0
-"""When a virtual clock begins, in seconds since 1970."""
 EMPTY: Final[Mapping[str, str]] = {}
-CREDIT: Final = 100.0
-BOOT: Final = 40.0
 MAX_BODY: Final = 1 << 20
 
 
@@ -65,7 +60,8 @@ class Reply(NamedTuple):
 
 
 class Route(NamedTuple):
-    """An operation by its method and path; `{name}` stands for one part of the path.  The operation is the World's method of that name."""
+    """An operation by its method and path; `{name}` stands for one part of the path.  The operation is the method of that name of the
+    World or of one of its parts."""
 
     method: str
     path: str
@@ -105,38 +101,6 @@ class Call(NamedTuple):
         return document(self.fields.get(name))
 
 
-class Entry(NamedTuple):
-    """One line of the ledger.  `at`, `since` are seconds since 1970; `rate` is US dollars an hour; `usd` the price of `since` to `at`."""
-
-    at: float
-    event: str  # created started stopped preempted failed destroyed billed
-    machine: str
-    mark: str
-    by: str = ""
-    what: str = ""  # of billed: gpu or disk
-    rate: float = 0.0
-    since: float = 0.0
-    usd: float = 0.0
-
-
-@dataclass(kw_only=True)
-class Machine:
-    """What is rented.  `rates` is what is billed now, in US dollars an hour, by what it is for; `billed` until when it has been."""
-
-    id: str
-    mark: str
-    by: str
-    created: float
-    listed: float
-    billed: float
-    up: bool = False
-    gone: float | None = None
-    rates: dict[str, float] = field(default_factory=dict)
-    stuck: bool = False
-    fails: bool = False
-    preemptible: bool = False
-
-
 class Boot(NamedTuple):
     """What a machine that is real begins with.  `swept`: keys that it wrote itself are removed now.  `user` logs in at `address`.
 
@@ -155,9 +119,6 @@ class Boot(NamedTuple):
     port: int = 0
 
 
-M = TypeVar("M", bound=Machine)
-
-
 class World(ABC, Generic[M]):
     """One account at one provider.  A provider gives `routes`, a method for each operation, its own words for errors, and `happen`."""
 
@@ -168,18 +129,15 @@ class World(ABC, Generic[M]):
     """What a caller sets so that the official client comes here; `{url}` stands for our address, `{key}` for a key."""
 
     def __init__(self, seed: int = 0, faults: Iterable[Fault] = (), now: float = EPOCH) -> None:
-        self.seed, self.now = seed, now
+        self.seed = seed
         self.faults = list(faults)
-        self.machines: dict[str, M] = {}
+        self.account: Account[M] = Account(self.faults, now, self.happen, self.halt)
+        self.parts: list[object] = []
+        """What carries out the operations that are no methods of this one."""
         self.ports: dict[str, int] | None = None
         self.port = 0  # a free port of this machine, for providers whose machines all listen on one
         self.key = ""
-        self.ledger: list[Entry] = []
         self.calls = 0
-        self.credit = self.amount("balance", CREDIT)
-        self._broke = False
-        self._ordered = 0
-        self._due: list[tuple[float, int, str, str]] = []
         self._last: dict[str, float] = {}
         self.begin()
 
@@ -228,7 +186,7 @@ class World(ABC, Generic[M]):
 
     def handle(self, request: Request, now: float) -> Reply:
         """Answer one request at the time `now`, in seconds since 1970; a time before the last one counts as the last one."""
-        self.advance(now)
+        self.account.advance(now)
         found = [(route, match) for route, path in _compiled(self.routes) if (match := path.fullmatch(request.path))]
         if not found:
             return self.decorated(self.problem(404, "not_found", f"there is no {request.path}"))
@@ -251,14 +209,15 @@ class World(ABC, Generic[M]):
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
         if (not by and not self.anonymous(route.operation)) or (by and not known) or luck.strikes("denied"):
             return self.refused(call)
-        if luck.strikes("throttled") or self.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
+        if luck.strikes("throttled") or self.account.now - self._last.get(route.operation, -math.inf) < route.gap * self.amount("pace"):
             return self.throttled(route)
-        self._last[route.operation] = self.now
+        self._last[route.operation] = self.account.now
         if luck.strikes("broken"):
             return self.problem(502, "bad_gateway", "Bad Gateway")
         if fields is None:
             return self.malformed()
-        reply: Reply = getattr(self, route.operation)(call)
+        part = next(part for part in (self, *self.parts) if hasattr(part, route.operation))
+        reply: Reply = getattr(part, route.operation)(call)
         if luck.strikes("crashed"):
             reply = self.problem(500, "internal_error", "Internal Server Error")
         return reply._replace(lost=luck.strikes("lost"))
@@ -273,121 +232,12 @@ class World(ABC, Generic[M]):
 
     def amount(self, name: str, default: float = 0.0) -> float:
         """How much of a fault is set."""
-        return next((fault.value for fault in self.faults if fault.name == name), default)
-
-    # -- time --------------------------------------------------------------------------------------------------------------------------------------
-
-    def advance(self, now: float) -> None:
-        """Let time pass until `now`: what was due happens, each at its own time."""
-        self._broke = self._broke and self.credit <= 0
-        self._arrive()
-        while self.now < now:
-            rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
-            empty = self.now + max(0.0, self.credit) / rate * 3600 if rate and not self._broke else math.inf
-            due = self._due[0][0] if self._due else math.inf
-            till = max(self.now, min(now, empty, due))
-            self.credit -= rate * (till - self.now) / 3600
-            self.now = till
-            if empty <= till:
-                self._broke, self.credit = True, min(0.0, self.credit)
-                for machine in [*self.machines.values()]:
-                    if machine.gone is None and machine.up:
-                        self.halt(machine)
-            self._arrive()
-
-    def _arrive(self) -> None:
-        """What is due by now happens."""
-        while self._due and self._due[0][0] <= self.now:
-            _, _, name, what = heapq.heappop(self._due)
-            if (found := self.machines.get(name)) is not None and found.gone is None:
-                self.happen(found, what)
-
-    def later(self, machine: M, seconds: float, what: str) -> None:
-        """Something will happen to a machine."""
-        self._ordered += 1
-        heapq.heappush(self._due, (self.now + seconds, self._ordered, machine.id, what))
-
-    # -- machines and money ------------------------------------------------------------------------------------------------------------------------
-
-    def made(self, machine: M, luck: Luck | None = None) -> M:
-        """Enter a new machine, with what its luck has in store."""
-        self.machines[machine.id] = machine
-        self.note("created", machine)
-        if luck is not None:
-            machine.listed += luck.random.uniform(min(1.0, self.amount("late")), self.amount("late"))
-            machine.stuck, machine.fails = luck.strikes("stuck"), luck.strikes("failed")
-        return machine
-
-    def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
-        """A machine comes up after a share of what booting takes, unless it is stuck."""
-        if not machine.stuck:
-            self.later(machine, self.amount("boot", BOOT) * share, what)
-
-    def interruptible(self, machine: M, luck: Luck) -> None:
-        """A machine that is up may be preempted some time."""
-        machine.preemptible = True
-        if often := self.amount("preempted"):
-            self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
-
-    def preempt(self) -> int:
-        """Preempt every interruptible machine that is up.  Answers how many."""
-        found = [machine for machine in self.alive() if machine.up and machine.preemptible]
-        for machine in found:
-            self.happen(machine, "preempted")
-        return len(found)
-
-    def bill(self, machine: M, **rates: float) -> None:
-        """From now on a machine costs this, in US dollars an hour."""
-        self._settle(machine)
-        machine.rates = {what: rate for what, rate in rates.items() if rate}
-
-    def end(self, machine: M, by: str = "") -> None:
-        """A machine is gone, and costs nothing from now on."""
-        self.bill(machine)
-        machine.up, machine.gone = False, self.now
-        self.note("destroyed", machine, by)
-
-    def note(self, event: str, machine: M, by: str = "") -> None:
-        self.ledger.append(Entry(self.now, event, machine.id, machine.mark, by or machine.by, rate=sum(machine.rates.values())))
-
-    def _settle(self, machine: M) -> None:
-        for what, rate in machine.rates.items():
-            if machine.billed < self.now:
-                usd = rate * (self.now - machine.billed) / 3600
-                self.ledger.append(Entry(self.now, "billed", machine.id, machine.mark, machine.by, what, rate, machine.billed, usd))
-        machine.billed = self.now
-
-    def settled(self) -> list[Entry]:
-        """The ledger, with all that is owed until now."""
-        for machine in self.machines.values():
-            self._settle(machine)
-        return self.ledger
-
-    def alive(self) -> list[M]:
-        """The machines that are not gone."""
-        return [machine for machine in self.machines.values() if machine.gone is None]
-
-    def seen(self) -> list[M]:
-        """The machines that a listing shows now, in the order in which they were made."""
-        return [machine for machine in self.alive() if machine.listed <= self.now]
-
-    def doomed(self, machine: M, luck: Luck) -> bool:
-        """Whether destroying a machine that the provider confirms has an effect."""
-        return not luck.strikes("undead")
-
-    def held(self, machine: M) -> bool:
-        """Whether a machine is in its least billing period and cannot be destroyed."""
-        return self.now < machine.created + self.amount("reserved")
+        return amount(self.faults, name, default)
 
 
 @cache
 def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
     return [(route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path)))) for route in routes]
-
-
-def lines(entries: Sequence[Entry]) -> str:
-    """A ledger as JSON lines."""
-    return "".join(json.dumps(entry._asdict()) + "\n" for entry in entries)
 
 
 def document(value: object) -> Document:

@@ -16,10 +16,11 @@ from drivers.base import Command, DriverError
 
 from ..digest import Digest
 from ..hosts import asking, launch
+from ..hosts.errand import Brought, Errand, StateFolder
 from ..hosts.hooks import GRACE, INSTALL, Hooks
 from ..hosts.pool import HostPool
 from ..hosts.scrap import Scrap
-from ..hosts.sites import Brought, Errand, Site, StateFolder
+from ..hosts.sites import Site
 from ..hosts.staging import Attempt
 from ..language.template import Place
 from ..planning import judge as judging
@@ -173,7 +174,7 @@ class Attempts:
         if site.name not in self._boxes:
             box = self.host_pool.box if site.elsewhere else self.ws.config.driver("local")
             near = None if site.elsewhere else self.ws.environ
-            self._boxes[site.name] = Containers(site.host, f"{site.root}/attempts", self.commits.say, box, near)
+            self._boxes[site.name] = Containers(site.host, f"{site.folder.root}/attempts", self.commits.say, box, near)
         return self._boxes[site.name]
 
     def environment(self, node: Node, spec: StepSpec) -> Wanted | None:
@@ -237,7 +238,7 @@ class Attempts:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
         if spec.accelerate is None:
             return None
-        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": site.seen(spec.resources.gpus)}
+        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": site.capacity.seen(spec.resources.gpus)}
         return launch.processes(spec.accelerate, scope) * len(site.members)
 
     def restored(self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
@@ -270,7 +271,7 @@ class Attempts:
                 states[-1].here.mkdir(parents=True, exist_ok=True)
 
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
-            attempt.begin(self.scrap)
+            attempt.folder.begin(self.scrap)
             crashpoint("attempt-made")
             self.stage(node, spec, attempt, site)
             site.give_states(attempt, states)
@@ -297,7 +298,7 @@ class Attempts:
     def command(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
         """What is run on one node, and the script that has to lie beside the attempt for it."""
         node, gpus, (rank, site, attempt, python, _) = running.node, spec.resources.gpus, seat
-        members, devices = running.site.members, running.site.devices_of(rank, running.devices)
+        members, devices = running.site.members, running.site.capacity.share(rank, running.devices)
         addresses = [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]
         paths = site.paths(attempt)
         attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
@@ -311,12 +312,12 @@ class Attempts:
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": rank},
                 "nodes": {"count": len(addresses), "addresses": addresses},
-                "host": site.seen(gpus),
+                "host": site.capacity.seen(gpus),
             }
         made = launch.render(spec, scope, python=python)
         for path, data in made.files.items():
             attempt.add_bytes(data, path)
-        attempt.ready()
+        attempt.folder.ready()
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
         image = self.wrapped(spec, site)
@@ -347,7 +348,7 @@ class Attempts:
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short)
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
-            held = devices if gpus is not None else site.devices if limited else None
+            held = devices if gpus is not None else site.capacity.devices if limited else None
             mounts = site.mounts(attempt, command, running.errand.states)
             command = self.containers_of(site).wrap(command, image, mounts, held, needed=bool(gpus))
         return command, script
@@ -401,7 +402,7 @@ class Attempts:
             if below:
                 source = f"{self.ws.objects.path(Content(made))}/{below}"
                 attempt.add_path(cache, source, None, source, name)
-            elif site.holds(made) and not self.ws.objects.has(Content(made)):
+            elif site.folder.holds(made) and not self.ws.objects.has(Content(made)):
                 attempt.objects[name] = made
             else:
                 attempt.add_object(self.ws.objects, made, name)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import RecipeError
 from ..secrets import Stream
-from ..storage.runs import Chunk, Stale
+from ..storage.exchange import Chunk
+from ..storage.runs import Stale
 from ..storage.workspace import Workspace
 from .attempt_result import LOG_CAP
 from .attempts import Running
@@ -119,7 +120,7 @@ class Chunks:
             self._told.feed(rows)
         with contextlib.suppress(Stale):  # the next group finds it out
             if rows and self._ws.delivers:
-                self._ws.store.runs.add_chunks(commits.run, commits.fence, rows)
+                self._ws.store.runs.exchange.add_chunks(commits.run, commits.fence, rows)
 
     async def _fold(self, texts: list[_Text]) -> None:
         from ..storage import files, remote_states
@@ -133,6 +134,6 @@ class Chunks:
             try:
                 content = await asyncio.to_thread(files.scan, kept)
                 await asyncio.to_thread(remote_states.keep, cache.remote, [commits.run, text.name, text.stream], {content: kept})
-                self._ws.store.runs.fold(commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content))
+                self._ws.store.runs.exchange.fold(commits.run, commits.fence, Chunk(text.name, text.stream, 0, b"", content))
             except RecipeError as error:  # its rows stay
                 commits.say(f"the log of {text.name} is not put into the store {cache.name}: {error}")

@@ -236,7 +236,7 @@ class GroupCommit:
                 return True
         if not self.keys.try_hold(key):
             return False
-        if self.ws.delivers and not self.ws.store.runs.hold_key(key, self.run):
+        if self.ws.delivers and not self.ws.store.runs.exchange.hold_key(key, self.run):
             self.keys.release(key)
             return False
         self._uploading.pop(key, None)
@@ -258,7 +258,7 @@ class GroupCommit:
         """Let other machines have the keys whose results the shared store has by now."""
         cache = self.ws.remote_cache
         if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
-            self.ws.store.runs.release_keys(done, self.run)
+            self.ws.store.runs.exchange.release_keys(done, self.run)
             for key in done:
                 del self._uploading[key]
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from drivers.base import DriverError, Exit, HostLost
 
 from ..errors import Invalid, RecipeError
-from ..hosts.sites import Brought
+from ..hosts.errand import Brought
 from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
@@ -55,7 +55,7 @@ async def end(work: Work, id: str, end: End) -> None:
     running = work.running.pop(id)
     if isinstance(end, Exit):
         _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, end.reason, end.code, end.ended - end.started)
-    running.site.leave(running.wants, running.devices)
+    running.site.capacity.leave(running.wants, running.devices)
     spec = work.spec(id)
     image = work.attempts.wrapped(spec, running.site)
     try:
@@ -88,7 +88,7 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
-            return _Why("preempted" if work.host_pool.preemptible(running.site) else "lost", str(end))
+            return _Why("preempted" if work.host_pool.spot.preemptible(running.site) else "lost", str(end))
         return _Why("driver", str(end))
     if end.reason == "stopped" and id in work.early and not work.control.stopping:
         return _Why(EARLY, work.early[id])
@@ -143,9 +143,9 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
     if reason == "exit":
         if where and exit.code == 127 and not image:
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
-        if full := attempt_result.full(tail, await running.site.members[node].room(), where):
+        if full := attempt_result.full(tail, await running.site.members[node].folder.free(), where):
             return _Why("disk", f"{words}: {full}")
-    if exit.signal == signal.SIGTERM and where and work.host_pool.preemptible(running.site) and not running.stopped:
+    if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.site) and not running.stopped:
         return _Why("preempted", f"{words}: {where} is being taken away")
     if reason in ("timeout", "idle") and causes.is_stalled(*metrics.pace(Path(f"{running.attempt.path}.metrics"))):
         reason = "stalled"

@@ -10,7 +10,8 @@ from drivers.base import DriverError, HostLost
 
 from ..digest import Digest
 from ..errors import RecipeError
-from ..hosts.sites import SOONEST_LOOK, Site
+from ..hosts.capacity import SOONEST_LOOK
+from ..hosts.sites import Site
 from ..planning.judge import NOTHING
 from ..planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller

@@ -96,7 +96,9 @@ def _can_be_taken(work: Work, n: int, made: Made) -> bool:
     contents = [made.outputs[name] for name in _taken(work, n) if name in made.outputs]
     cache = work.ws.remote_cache
     there = {each for each in contents if cache is not None and work.ws.delivers and cache.has(Content(each))}
-    return all(each in there or work.ws.objects.has(Content(each)) or any(site.holds(each) for site in work.host_pool.sites) for each in contents)
+    return all(
+        each in there or work.ws.objects.has(Content(each)) or any(site.folder.holds(each) for site in work.host_pool.sites) for each in contents
+    )
 
 
 def _taken(work: Work, n: int) -> set[str]:

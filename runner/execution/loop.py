@@ -110,7 +110,7 @@ async def _set_up(work: Work) -> None:
         if not work.control.stopping:
             raise
     if stayed := work.stayed():
-        await asyncio.gather(*(site.look_for(stayed) for site in sites))
+        await asyncio.gather(*(site.folder.look_for(stayed) for site in sites))
 
 
 @contextlib.contextmanager

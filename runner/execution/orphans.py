@@ -12,8 +12,9 @@ from pathlib import Path
 
 from drivers.base import Job
 
+from ..hosts.errand import Paths
 from ..hosts.pool import HostPool
-from ..hosts.sites import Paths, Site
+from ..hosts.sites import Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.disk import delete_whole
@@ -85,7 +86,7 @@ class Orphans:
         await self._clear(site, f"{self._attempts}/{job.key}")
 
     async def _clear(self, site: Site, path: str) -> None:
-        await site.clear(site.paths(Attempt(path)))
+        await site.folder.clear(site.paths(Attempt(path)))
         clear(path)
 
     async def goes_on(self, name: str) -> bool:
@@ -95,7 +96,7 @@ class Orphans:
             return False
         over = await site.wait(Job(name), timedelta(0))
         if over is not None:
-            await site.clear(Paths.at(f"{site.root}/attempts/{name}"))
+            await site.folder.clear(Paths.at(f"{site.folder.root}/attempts/{name}"))
         return over is None
 
     def site_of(self, name: str) -> Site | None:

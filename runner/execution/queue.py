@@ -330,7 +330,7 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
 
     cache = ws.remote_cache
     assert cache is not None  # the offer named its store
-    data = ws.store.runs.bundle(row.bundle)
+    data = ws.store.runs.exchange.bundle(row.bundle)
     if data is None:
         content = Content(f"f:{row.bundle}")
         if cache.bring([content]):

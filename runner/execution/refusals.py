@@ -173,7 +173,7 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
     processors = len(os.sched_getaffinity(0))
     if host_pool.priced:  # how many a machine takes is seen when it is up
         return processors + len(sent(found, host_pool))
-    return sum(site.slots or 1 for site in host_pool.sites) if host_pool.away else processors
+    return sum(site.capacity.slots or 1 for site in host_pool.sites) if host_pool.away else processors
 
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
@@ -202,7 +202,7 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
             asked = wants.room.get(name)
             if not asked:
                 continue
-            sizes = sorted((site.has(name) for site in sites), reverse=True)
+            sizes = sorted((site.capacity.has(name) for site in sites), reverse=True)
             most = settings.pools[name] if name in settings.pools else sizes[min(count, len(sizes)) - 1]
             if asked > most:
                 whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
@@ -257,7 +257,7 @@ def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
     """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
     if spec.resources.gpus is not None:
         return []
-    gpus = {site.name: int(site.has("gpus")) for site in host_pool.sites}
+    gpus = {site.name: int(site.capacity.has("gpus")) for site in host_pool.sites}
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())

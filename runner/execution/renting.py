@@ -10,6 +10,7 @@ from typing import Final
 from drivers.base import DriverError, Need
 
 from ..errors import RecipeError
+from ..hosts.connect import same_packages
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
@@ -33,7 +34,7 @@ def rent(work: Work) -> None:
     work.rented_at = now
     if not pool.priced:
         return _succeed_in_time(work)
-    if pool.spent and pool.limit is not None:
+    if pool.limit is not None and pool.inventory.spent:
         money_is_spent(work, pool.limit)
     _save_in_time(work)
     states = work.scheduler.states()
@@ -43,18 +44,18 @@ def rent(work: Work) -> None:
             queued.update({need: int(states[id] is State.QUEUED) for need in _needs(work, id)})
     for need, count in queued.items():
         wanted = min(count, max(1, work.options.machines))
-        while not work.scheduler.held and need not in pool.refused and not pool.full and pool.machines(need) < wanted:
-            pool.coming.append(need)
+        while not work.scheduler.held and need not in pool.refused and not pool.full and pool.inventory.machines(need) < wanted:
+            pool.inventory.coming.append(need)
             work.replacing += 1
             work.beside(_get(work, need))
-    for site, reason in pool.spare(queued):
+    for site, reason in pool.inventory.spare(queued):
         work.beside(_give_back(work, site, reason))
     return None
 
 
 def _save_in_time(work: Work) -> None:
     """Have what runs on a machine that is about to be taken away save and end: the next attempt goes on from there."""
-    for site in work.host_pool.leaving():
+    for site in work.host_pool.inventory.leaving():
         for running in work.running.values():
             if site in running.site.members and not running.stopped:
                 work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and goes on elsewhere")
@@ -66,14 +67,14 @@ def _succeed_in_time(work: Work) -> None:
     """Have what runs on an allocation that is about to end save, ask for the next one meanwhile, and give back the one on which nothing runs."""
     _save_in_time(work)
     pool = work.host_pool
-    if not pool.leaving():
+    if not pool.inventory.leaving():
         return
     states = work.scheduler.states()
     needed = not (work.scheduler.held or work.control.stopping) and any(states[id] not in FINAL and not work.stays(id) for id in work.todo)
-    for site in pool.ending() if needed else ():
+    for site in pool.inventory.ending() if needed else ():
         work.replacing += 1
         work.beside(replaced(work, site, pool.allocate()))
-    for site in pool.spent_leases():
+    for site in pool.inventory.unused_leases():
         work.beside(_give_back(work, site, site.leaving))
 
 
@@ -109,9 +110,9 @@ async def _get(work: Work, need: Need) -> None:
     async def ready(site: Site) -> None:
         await work.attempts.hooks_of(site).setup()
         if work.survey.request.current_python:
-            await pool.match([site])
+            await same_packages([site])
         if stayed := work.stayed():
-            await site.look_for(stayed)
+            await site.folder.look_for(stayed)
 
     try:
         await pool.rent(need, ready)
@@ -120,7 +121,7 @@ async def _get(work: Work, need: Need) -> None:
     except Exception as error:  # whatever it was: another try would rent another machine
         pool.refuse(need, f"internal error of recipe: {type(error).__name__}: {error}")
     finally:
-        pool.coming.remove(need)
+        pool.inventory.coming.remove(need)
         work.replacing -= 1
         work.wake()
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from ..errors import CannotRun, Corrupt, Infrastructure
 from ..planning.judge import FRESH, SKIPPED, Made
 from ..planning.plan import Plan
+from ..storage.exchange import Output
 from ..storage.files import Content
 from ..storage.index import Changes, Published
-from ..storage.runs import Output, RunRow
+from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, out_dir
 from .terms import Listener
@@ -60,7 +61,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
             continue  # temporary: it stayed on its host
         size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
         outputs.append(Output(name or path, path, content, size, remote.address(content)))
-    ws.store.runs.made(run, fence, outputs)
+    ws.store.runs.exchange.made(run, fence, outputs)
 
 
 def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:

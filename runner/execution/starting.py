@@ -195,7 +195,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
             return fail(work, id, "stopped", "interrupted")
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
     work.running[id] = running
-    running.site.enter(running.wants, running.devices)
+    running.site.capacity.enter(running.wants, running.devices)
     running.task = asyncio.get_running_loop().create_task(_carry(work, id, running))
     if work.control.stopping:  # asked for while this job was being started
         work.beside(stop(running))
@@ -360,10 +360,12 @@ def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
     absent = _absent(work, node)
     if absent and not node.flags & LOCAL:
         sites = work.host_pool.sites
-    sites = [site for site in sites if site.has_room(wants) and all(site.holds(content) for content in absent)]
-    sites = sorted(sites, key=lambda site: site.silent)
+    sites = [site for site in sites if site.has_room(wants) and all(site.folder.holds(content) for content in absent)]
+    sites = sorted(sites, key=lambda site: site.contact.silent)
     if spec.node_count > 1:
-        return work.host_pool.group(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
+        from ..hosts.group import group_of
+
+        return group_of(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
     return sites[0] if sites else None
 
 
@@ -377,7 +379,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
     live = [site for site in work.host_pool.sites if not site.lost]
     for content in _absent(work, node):
-        if not any(site.holds(content) for site in live):
+        if not any(site.folder.holds(content) for site in live):
             producer = next(each.producer for each in node.upstream if work.made[each.producer].outputs.get(each.output) == content)
             name = work.plan.nodes[producer].id
             work.made.pop(producer)
@@ -393,14 +395,14 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
 
 async def _pick(work: Work, id: str, site: Site, count: int) -> tuple[Device, ...]:
     """GPUs of a place that nobody holds; none when the step has to wait for them, which is said once.  Raises DriverError."""
-    found = await site.pick(count)
+    found = await site.capacity.pick(count)
     if not found.devices:
         work.resting[id] = time.monotonic() + found.again
         if found.others and site.name not in work.queued_for:
             work.queued_for.add(site.name)
             what = "a GPU" if count == 1 else f"{count} GPUs"
             where = f" on {site.elsewhere}" if site.elsewhere else ""
-            held = f"{found.others} of {len(site.devices)} {'is' if found.others == 1 else 'are'}"
+            held = f"{found.others} of {len(site.capacity.devices)} {'is' if found.others == 1 else 'are'}"
             work.commits.say(f"waiting for {what}{where}: {held} in use by another run")
     return found.devices
 

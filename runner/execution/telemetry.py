@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ..storage.exchange import Chunk
 from ..storage.letters import Letters, Numbers, moment, point_of
-from ..storage.runs import Chunk
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from .tasks import steps_of
@@ -58,7 +58,7 @@ class Telemetry:
             self._sent += 1
             id = f"{self._row.id}-{self._sent}"
             metrics = self._letters.metrics(self._row, points, f"{id}-metrics")
-            self._runs.post(self._row.id, [*metrics, *self._letters.logs(self._row, lines, f"{id}-logs")])
+            self._runs.outbox.post(self._row.id, [*metrics, *self._letters.logs(self._row, lines, f"{id}-logs")])
             if metrics and (dropped := self._runs.outbox.thin(self._row.id, metrics[0].receiver)):
                 if not self._dropped:
                     self._say("the platform does not take the metrics: of those that wait every second one is dropped, the newest stay")

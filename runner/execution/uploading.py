@@ -116,7 +116,7 @@ def _lying(ws: Workspace, path: str, content: Content) -> tuple[Path, Content, C
     cache = ws.remote_cache
     if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
         raise Infrastructure(f"{path} is not stored here any more and cannot be uploaded", fix="run again with -B, which makes it anew")
-    return ws.objects.path(content), content, lambda: ws.objects.entries(content)
+    return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
 
 def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:

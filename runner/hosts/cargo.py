@@ -10,6 +10,21 @@ from typing import NamedTuple
 from ..storage.files import Entry
 from .manifests import stamp_of
 
+CHUNK = 8 << 20
+"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
+_GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
+
+
+@dataclass(slots=True)
+class Pieces:
+    """In which pieces large files are compared and sent: bytes."""
+
+    chunk: int = CHUNK
+
+    @property
+    def grain(self) -> int:
+        return max(1, self.chunk // _GRAINS)
+
 
 class Older(NamedTuple):
     """A large file that lies there."""

@@ -70,7 +70,7 @@ async def python_there(site: Site, version: str) -> str:
 async def built(site: Site, wanted: Wanted) -> bool:
     """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
     home = _home(site, wanted)
-    return await site.noted(f"{home}/complete") and await site.noted(f"{home}/bin/python")
+    return await site.folder.noted(f"{home}/complete") and await site.folder.noted(f"{home}/bin/python")
 
 
 async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
@@ -81,15 +81,15 @@ async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) ->
         return site.python
     if not await built(site, wanted):
         # On another machine the builder's own lock is enough: `gc` does not go there.
-        with await _turn(hooks, os.path.basename(home), say) if site.root == str(site.ws.home) else contextlib.nullcontext():
-            await _build(hooks, wanted, f"{site.root}/{home}", say)
-    await site.note(f"{home}/complete")  # `gc` goes by when it was last wanted
-    return f"{site.root}/{home}/bin/python"
+        with await _turn(hooks, os.path.basename(home), say) if site.folder.root == str(site.ws.home) else contextlib.nullcontext():
+            await _build(hooks, wanted, f"{site.folder.root}/{home}", say)
+    await site.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    return f"{site.folder.root}/{home}/bin/python"
 
 
 def _home(site: Site, wanted: Wanted) -> str:
     """On a host of several workspaces they share it, as far as they ask for the same Python there."""
-    return wanted.name if site.root == str(site.ws.home) else f"{wanted.name}-{of_value('python', site.python)[:8]}"
+    return wanted.name if site.folder.root == str(site.ws.home) else f"{wanted.name}-{of_value('python', site.python)[:8]}"
 
 
 async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
@@ -111,7 +111,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
     text = b"" if lock is None else await asyncio.to_thread(_text, lock)
     installer = await python_there(hooks.site, wanted.version) if wanted.version else hooks.site.installer
     # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
-    inherited = list(os.environ) if hooks.site.root == str(hooks.site.ws.home) else []
+    inherited = list(os.environ) if hooks.site.folder.root == str(hooks.site.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
 
@@ -127,7 +127,7 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
-        where = f" on {hooks.site.name}" if hooks.site.root != str(hooks.site.ws.home) else ""
+        where = f" on {hooks.site.name}" if hooks.site.folder.root != str(hooks.site.ws.home) else ""
         raise CannotRun(
             f"the environment of {wanted} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
         )
@@ -143,7 +143,7 @@ async def _uv(site: Site) -> str:
     asked = site.host.call((site.installer, "-c", "import os; u = os.uname(); print(u.sysname, u.machine)"))
     machine = b"".join([part async for part in asked]).decode(errors="replace").strip()
     found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
-    return await site.program(found) if found else ""
+    return await site.folder.program(found) if found else ""
 
 
 def _whole(lock: Path) -> bytes:

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Command, DriverError, Exit, HostLost, Job
 
 from ..storage.disk import delete
+from ..storage.workspace import Workspace
 from . import launch, meeting
 from .away import Away, synced
+from .capacity import LONGEST_QUESTION, Capacity, Pick
+from .errand import FOREVER, Brought, Errand, Paths, StateFolder
+from .folder import Folder
 from .meeting import Meeting, Node, together
-from .sites import FOREVER, GRACE, LONGEST_QUESTION, Brought, Errand, Paths, Pick, Site, StateFolder
+from .sites import GRACE, Site
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -33,15 +37,79 @@ BEGIN: Final = 60.0
 UNTOUCHED: Final = Meeting(0, ())
 
 
+class GroupCapacity(Capacity):
+    """Of several hosts together, one for each node of a step: as much of each."""
+
+    def __init__(self, members: Sequence[Capacity]) -> None:
+        first = members[0]
+        super().__init__(first.machine, lambda: first.devices, None, first._free)
+        self._members = members
+
+    def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
+        each = len(devices) // len(self._members)
+        return tuple(devices[rank * each : (rank + 1) * each])
+
+    async def pick(self, count: int) -> Pick:
+        """GPUs of every host, those of node 0 first."""
+        found = [await each.pick(count) for each in self._members]
+        if all(each.devices for each in found):
+            return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
+        return Pick((), max(each.again for each in found), sum(each.others for each in found))
+
+    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        for rank, each in enumerate(self._members):
+            each.enter(wants, self.share(rank, devices))
+
+    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        for rank, each in enumerate(self._members):
+            each.leave(wants, self.share(rank, devices))
+
+
+class GroupFolder(Folder):
+    """On each of several hosts."""
+
+    def __init__(self, ws: Workspace, members: Sequence[Folder]) -> None:
+        super().__init__(ws)
+        self._members = members
+
+    @property
+    def root(self) -> str:
+        return self._members[0].root
+
+    async def free(self) -> tuple[int, int | None]:
+        return await self._members[0].free()
+
+    def holds(self, content: str) -> bool:
+        return all(each.holds(content) for each in self._members)
+
+    async def look_for(self, contents: Collection[str]) -> None:
+        await together(each.look_for(contents) for each in self._members)
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        name = Path(paths.cwd).name.partition(".")[0]
+        await together(each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}")) for rank, each in enumerate(self._members))
+
+
 class Group(Site):
     """A host for each node of a step, in the order of their ranks."""
 
     def __init__(self, members: Sequence[Away]) -> None:
         first = members[0]
         name = ", ".join(each.name for each in members)
-        super().__init__(first.ws, name, first.host, first.machine, lambda: first.devices, python=first.python, path=first.path, login=first.login)
+        super().__init__(
+            first.ws,
+            name,
+            first.host,
+            first.capacity.machine,
+            lambda: first.capacity.devices,
+            python=first.python,
+            path=first.path,
+            login=first.login,
+        )
         self._members = tuple(members)
         self._gone: dict[Site, str] = {}
+        self.capacity = GroupCapacity([each.capacity for each in members])
+        self.folder = GroupFolder(first.ws, [each.folder for each in members])
 
     @property
     def members(self) -> Sequence[Away]:
@@ -51,54 +119,14 @@ class Group(Site):
     def gone(self) -> Mapping[Site, str]:
         return self._gone
 
-    @property
-    def root(self) -> str:
-        return self._members[0].root
-
     def paths(self, attempt: Attempt) -> Paths:
         return self._members[0].paths(attempt if attempt.called else Attempt(attempt.path, called=f"{Path(attempt.path).name}.0"))
 
     def described(self, python: str) -> str:
         return self._members[0].described(python)
 
-    async def room(self) -> tuple[int, int | None]:
-        return await self._members[0].room()
-
-    # -- room, GPUs
-
-    async def pick(self, count: int) -> Pick:
-        """GPUs of every host, those of node 0 first."""
-        found = [await each.pick(count) for each in self._members]
-        if all(each.devices for each in found):
-            return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
-        return Pick((), max(each.again for each in found), sum(each.others for each in found))
-
-    def devices_of(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
-        each = len(devices) // len(self._members)
-        return tuple(devices[rank * each : (rank + 1) * each])
-
-    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
-        for rank, each in enumerate(self._members):
-            each.enter(wants, self.devices_of(rank, devices))
-
-    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
-        for rank, each in enumerate(self._members):
-            each.leave(wants, self.devices_of(rank, devices))
-
-    # -- what lies there
-
-    def holds(self, content: str) -> bool:
-        return all(each.holds(content) for each in self._members)
-
-    async def look_for(self, contents: Collection[str]) -> None:
-        await together(each.look_for(contents) for each in self._members)
-
     def may_have_made(self, attempt: Attempt, outputs: Sequence[object]) -> bool:
         return True
-
-    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
-        name = Path(paths.cwd).name.partition(".")[0]
-        await together(each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}")) for rank, each in enumerate(self._members))
 
     async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
         await together(each.clear_after(part, states) for each, part in zip(self._members, errand.parts, strict=True))
@@ -144,7 +172,7 @@ class Group(Site):
     async def _carry(self, errand: Errand) -> Brought:
         met, states = UNTOUCHED, self._states(errand)
         if errand.job is None:
-            found = await self._members[0].insist(states.restore) if states is not None else {}
+            found = await self._members[0].contact.insist(states.restore) if states is not None else {}
             try:
                 met = await self._begin(errand, found)
             except TimeoutError:
@@ -170,7 +198,7 @@ class Group(Site):
         from .checkpoint_sync import CheckpointSync, OverDepot
         from .state_union import OverNodes
 
-        nodes = OverNodes([(each.root, OverDepot(each.depot)) for each in self._members], errand.say)
+        nodes = OverNodes([(each.folder.root, OverDepot(each.depot)) for each in self._members], errand.say)
         return CheckpointSync(nodes, synced(errand.states, ""), errand.round, world=errand.processes)
 
     async def _begin(self, errand: Errand, found: Mapping[str, Newest]) -> Meeting:
@@ -178,7 +206,7 @@ class Group(Site):
         pairs = list(zip(self._members, errand.parts, strict=True))
         commands = await together(each.prepare(part, found) for each, part in pairs)
         nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
-        met = await self._members[0].insist(lambda: meeting.meet(nodes))
+        met = await self._members[0].contact.insist(lambda: meeting.meet(nodes))
 
         async def start(each: Away, part: Errand, command: Command) -> None:
             part.job = await each.begin(part, _with_port(command, met.port))
@@ -223,7 +251,7 @@ class Group(Site):
             each, job = self._members[rank], Job(errand.parts[rank].name)
             exit: Exit | None = None
             while exit is None:
-                exit = await each.insist(lambda: each.host.wait(job, FOREVER))
+                exit = await each.contact.insist(lambda: each.host.wait(job, FOREVER))
             if _good(exit):
                 await asyncio.Event().wait()
             return rank
@@ -245,6 +273,11 @@ class Group(Site):
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
         await asyncio.gather(*map(one, ranks))
+
+
+def group_of(sites: Sequence[Site]) -> Site:
+    """These hosts as one place, the first of them node 0."""
+    return sites[0] if len(sites) == 1 else Group([site for site in sites if isinstance(site, Away)])
 
 
 def ranked(name: str, rank: int) -> str:

@@ -35,7 +35,7 @@ class Hooks:
 
     def __init__(self, site: Site, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
         self.site, self._run, self._fence, self._settings = site, run, fence, settings
-        self._scope = {"inputs": inputs, "host": site.seen(None)}
+        self._scope = {"inputs": inputs, "host": site.capacity.seen(None)}
         self._doing: dict[str, Job] = {}
         self._stopped: set[str] = set()
         self._count = 0
@@ -47,16 +47,16 @@ class Hooks:
             return
         digest = of_value("setup", commands)
         note = f"setup/{digest}"
-        if await self.site.noted(note):
+        if await self.site.folder.noted(note):
             return
         with self.site.ws.locks.hold(f"setup-{of_value('site', [self.site.name, digest])[:32]}"):
-            if await self.site.noted(note):
+            if await self.site.folder.noted(note):
                 return
             for command in commands:
                 exit, said = await self.do("setup", command)
                 if exit.code != 0:
                     raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
-            await self.site.note(note)
+            await self.site.folder.note(note)
 
     async def cleanup(self) -> list[str]:
         """Do what is always done at the end; what failed is told, not raised."""
@@ -101,7 +101,7 @@ class Hooks:
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
-        paths = await self.site.scratch(name, files, script)
+        paths = await self.site.folder.scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
         passed = {name: self.site.ws.environ[name] for name in pass_env if name in self.site.ws.environ}
         env = {**self.site.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
@@ -114,14 +114,14 @@ class Hooks:
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing.pop(name, None)
-            await self.site.clear(paths)
+            await self.site.folder.clear(paths)
 
     async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
         """Its end.  A host that is out of sight for a while is asked again: such a chore may take minutes."""
         host, exit, heard, part = self.site.host, None, 0, b""
         while exit is None:
-            exit = await self.site.insist(lambda: host.wait(job, LOOK))
-            while data := await self.site.insist(partial(host.log, job, heard)):
+            exit = await self.site.contact.insist(lambda: host.wait(job, LOOK))
+            while data := await self.site.contact.insist(partial(host.log, job, heard)):
                 heard += len(data)
                 *lines, part = (part + data).split(b"\n")
                 for line in lines:

@@ -46,7 +46,7 @@ class KeptLeases(Leases):
         self._pausing()
         self.keeping = stack
         if stack.auto_stop:
-            self.term = timedelta(seconds=duration(stack.auto_stop))
+            self.budget.term = timedelta(seconds=duration(stack.auto_stop))
 
     def machine(self) -> LeaseRow | None:
         """The machine that is kept for the stack, made or on its way."""
@@ -71,9 +71,9 @@ class KeptLeases(Leases):
         """Rent what was offered, or have the kept machine run.  Raises as Leases.ask, and Busy when a dead run's step may be on it."""
         if self.keeping is None:
             return await super().ask(need, offer, shares)
-        if short := self.pays(offer, shares):
+        if short := self.budget.pays(offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-        until = self.until(offer.price, self.left(), shares)
+        until = self.budget.until(offer.price, self.budget.left(), shares)
         use = self.intent(need, offer, until)
         use = use._replace(price=max(0.0, offer.price - offer.disk_price))
         if (running := await self._running()) is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -47,21 +46,16 @@ from ..logs import Log
 from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
-from .money import affordable, committed
+from .budget import Budget
+from .money import committed
 
 _T = TypeVar("_T")
-TERM: Final = timedelta(days=1)
-"""For which a lease is asked where the setting `term` does not say, and asked again every `RENEW`: how long it stays when a worker and its workspace
-are gone for good."""
 RENEW: Final = 3600.0
-LEAST: Final = 300.0
-"""Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
+"""Seconds after which a lease is asked for another term."""
 TAKEN: Final = 600.0
 """Seconds for which an offer that could not be had is tried last."""
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
-DAY: Final = 86_400.0
-"""Seconds that `cost_per_day` is about."""
 FAILED: Final = 3600.0
 """The same for one whose machine did not come up."""
 SOON: Final = 3
@@ -119,15 +113,9 @@ class Leases:
 
     def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
-        self.limit: float | None = None
-        """US dollars that the whole run may cost."""
-        self.limits: Mapping[str, float] = {}
-        """`[limits]` of the settings: over all runs of this user."""
+        self.budget = Budget(ledger, run)
         self.stack = ""
         """The stack of the run, as the ledger calls it."""
-        self.least = LEAST
-        self.term = TERM
-        """For which a lease is asked."""
         self.say: Callable[[str], None] = lambda _text: None
         self._waits = ""
         self._ending: set[str] = set()
@@ -137,63 +125,14 @@ class Leases:
         """What would satisfy `wish`.  Raises DriverError."""
         return await self._call(partial(self.driver.offers, wish), SOON)
 
-    def left(self, beside: str = "") -> float:
-        """US dollars of the limits of the run and of a day that no lease has cost or may cost yet, that of `beside` not counted.
-
-        Infinite without a limit.
-        """
-        return min(self._of_run(beside), self._of_day(beside))
-
-    def _of_run(self, beside: str) -> float:
-        return math.inf if self.limit is None else self.limit - self._bound(self.ledger.of_run(self.run), beside, 0.0)
-
-    def _of_day(self, beside: str) -> float:
-        if (most := self.limits.get("cost_per_day")) is None:
-            return math.inf
-        since = time.time() - DAY
-        rows = {row.key: row for row in [*self.ledger.since(since), *self.ledger.living()]}
-        return most - self._bound(list(rows.values()), beside, since)
-
-    def _bound(self, rows: Sequence[LeaseRow], beside: str, since: float) -> float:
-        """US dollars that leases have cost, or may cost by their end."""
-        rows = [row for row in rows if row.key != beside]
-        gone = self.ledger.costs([row.key for row in rows if row.state == "GONE"])
-        now = time.time()  # what a kept machine will cost is no run's
-        bound = sum(committed(row.price, max(since, row.asked), now if row.kept else row.until) for row in rows if row.state != "GONE")
-        return bound + sum(spent.usd for spent in gone.values())
-
-    @property
-    def full(self) -> bool:
-        """Whether this user has as many machines as `[limits] machines` allows."""
-        most = self.limits.get("machines")
-        return most is not None and sum(row.price > 0 and not row.kept for row in self.ledger.living()) >= most
-
-    def until(self, price: float, left: float, shares: int = 1) -> datetime:
-        """When a machine is to end that is rented now, or asked to stay."""
-        now = _now()
-        seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
-        return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
-
-    def pays(self, offer: Offer, shares: int = 1) -> str:
-        """Why what is left of the run's limit does not pay for a machine; empty when it does."""
-        if offer.price > (most := self.limits.get("price", math.inf)):
-            return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
-        left = self.left()
-        seconds = (self.until(offer.price, left, shares) - _now()).total_seconds()
-        if seconds >= self.least:
-            return ""
-        left, seconds = max(0.0, left) / shares, max(0.0, seconds)
-        which = "limits.cost" if self._of_run("") <= self._of_day("") else "[limits] cost_per_day"
-        return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour"
-
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
 
         `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
         """
-        if short := self.pays(offer, shares):
+        if short := self.budget.pays(offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-        until = self.until(offer.price, self.left(), shares)
+        until = self.budget.until(offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)
         self.ledger.ask(row)
         crashpoint("lease-intended")
@@ -315,7 +254,7 @@ class Leases:
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
-        until = self.until(row.price, self.left(row.key) - committed(row.price, row.asked, time.time()))
+        until = self.budget.until(row.price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
         if until.timestamp() <= row.until:
             return row
         if self.driver.traits.replays:
@@ -419,10 +358,6 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries))
-
-
-def _now() -> datetime:
-    return datetime.fromtimestamp(time.time(), UTC)
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:

@@ -19,8 +19,9 @@ from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
 from ..storage.runs import is_over
 from ..storage.store import Store, home
 from ..storage.workspace import Workspace
+from .budget import TERM
 from .kept import KeptLeases
-from .leases import TERM, Leases, driver_of, plain
+from .leases import Leases, driver_of, plain
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
 """Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""

@@ -71,8 +71,9 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
     from drivers.base import Closing
 
+    from .budget import LEAST
     from .kept import KeptLeases
-    from .leases import LEAST, driver_of
+    from .leases import driver_of
 
     if not stack.keep:
         raise CannotRun(f"the stack {stack.name} keeps no machine: each run rents its own", fix='add keep = "stopped" to it')
@@ -80,8 +81,8 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     driver = driver_of(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
     with Ledger.open(of_user(ws.environ)) as ledger:
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
-        leases.limits = ws.config.limits
-        leases.least = float(ws.config.driver(stack.driver).get("least", LEAST))
+        leases.budget.limits = ws.config.limits
+        leases.budget.least = float(ws.config.driver(stack.driver).get("least", LEAST))
         leases.of(stack)
         try:
             yield leases

@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
-from ..errors import CannotRun
-from ..paths import escapes, heads
+from ..paths import heads
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
 from ..storage.digest_cache import DigestCache
-from ..storage.disk import delete, overwrite
+from ..storage.disk import delete
 from ..storage.files import Changed, Content, Unhashable, scan
 from ..storage.objects import Objects
 from .scrap import Scrap, Spare
+from .workdir import Mark, Workdir, mark
 
-_Mark: TypeAlias = tuple[int, int, int]
-"""Inode, size, time of the last change."""
 _LOOKED_AT = 10_000
 """Files of an attempt among which an output that was not made is looked for."""
 SMALL = 64 << 10
@@ -44,100 +41,22 @@ class Attempt:
 
     path: str
     called: str = ""  # its name on the host that it runs on, where that is another
-    staged: dict[str, _Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
+    staged: dict[str, Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
     links: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> the caller's file or tree that it is a link to, and its content
     objects: dict[str, str] = field(default_factory=dict)  # name -> the stored object that it is a link to
     sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
     doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
-    _made: dict[str, None] = field(default_factory=dict)  # folders, each after the one it lies in
     _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
     _taken: dict[str, Content] = field(default_factory=dict)  # outputs whose files are links to stored objects
-    _scrap: Scrap | None = None
-    _spare: list[str] = field(default_factory=list)  # files of an earlier attempt, to be written over
-    _aside: int = 0  # spare files that had a name which was wanted
-    _idle: dict[str, None] = field(default_factory=dict)  # folders of an earlier attempt that nobody has asked for yet
+    folder: Workdir = field(init=False)
+    """It, while it is filled."""
 
-    def begin(self, scrap: Scrap | None = None) -> None:
-        self._scrap = scrap
-        spare = scrap.take(self.path) if scrap is not None else None
-        if spare is not None:
-            self._made[self.path] = None
-            self._idle = {f"{self.path}/{folder}": None for folder in spare.folders}
-            self._spare = [f"{self.path}/{name}" for name in spare.files]
-            return
-        try:
-            os.mkdir(self.path, 0o700)
-        except FileNotFoundError:
-            os.makedirs(self.path, 0o700, exist_ok=True)
-        self._made[self.path] = None
+    def __post_init__(self) -> None:
+        self.folder = Workdir(self.path)
 
     def place(self, name: str) -> str:
         """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
-        if ".." in name or name[0] == "/":
-            if escapes(name):
-                raise CannotRun(f'"{name}" leaves the attempt directory')
-            name = posixpath.normpath(name)
-        target = f"{self.path}/{name}"
-        parent = target[: target.rindex("/")]
-        if parent not in self._made:
-            self._make(parent)
-        if target in self._spare:  # the name is wanted, the file is still spare
-            self._set_aside(target)
-        elif target in self._idle:
-            for name in [name for name in self._spare if name.startswith(f"{target}/")]:
-                self._set_aside(name)
-            for folder in [folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")]:
-                os.rmdir(folder)
-                del self._idle[folder]
-        return target
-
-    def _set_aside(self, spare: str) -> None:
-        self._spare.remove(spare)
-        self._aside += 1
-        self._spare.append(f"{self.path}/.spare-{self._aside}")
-        os.rename(spare, self._spare[-1])
-
-    def _make(self, folder: str) -> None:
-        name = folder[len(self.path) + 1 :]
-        if name in self.links or name in self.objects:
-            raise CannotRun(
-                f'something is to be put into "{name}", which the step is given as a whole: it would be written into the original',
-                fix="write it elsewhere, or give the step single files instead of the folder",
-            )
-        above = folder[: folder.rindex("/")]
-        if above not in self._made:
-            self._make(above)
-        if folder in self._idle:
-            del self._idle[folder]
-        else:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
-        self._made[folder] = None
-
-    def _put(self, target: str, data: bytes, *, executable: bool) -> _Mark:
-        """A small file of our own making."""
-        if self._scrap is not None and not executable:
-            if self._spare:
-                os.rename(self._spare.pop(), target)
-                return _mark(overwrite(target, data))
-            if self._scrap.take_file(target):
-                return _mark(overwrite(target, data))
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(handle, view) :]
-            return _mark(os.fstat(handle))
-        finally:
-            os.close(handle)
-
-    def ready(self) -> None:
-        """Everything is staged: nothing of an earlier attempt may be left."""
-        for name in self._spare:
-            self._scrap.give_file(name) if self._scrap is not None else os.unlink(name)
-        for folder in reversed(self._idle):
-            os.rmdir(folder)
-        self._spare, self._idle = [], {}
+        return self.folder.place(name, (self.links, self.objects))
 
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
@@ -150,7 +69,7 @@ class Attempt:
                 data = file.read(found.st_size + 1)
                 if len(data) != found.st_size:
                     data += file.readall()
-            self.staged[name] = self._put(target, data, executable=bool(found.st_mode & 0o100))
+            self.staged[name] = self.folder.put(target, data, executable=bool(found.st_mode & 0o100))
             if content is not None:
                 self.sources[at] = content
             return
@@ -197,7 +116,7 @@ class Attempt:
             objects.stage(Content(content), Path(target))
             self.objects[name] = content
         else:
-            self.staged[name] = self._put(target, small, executable=content[0] == "x")
+            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
 
     def add_bytes(self, data: bytes, name: str) -> None:
         with open(self.place(name), "wb") as file:
@@ -323,11 +242,10 @@ class Attempt:
             return None
         if any(content[0] == "t" for content in self._taken.values()):
             return partial(self._delete, gone, objects)
-        if self._made and not self.links and not self.objects:
+        if self.folder.begun and not self.links and not self.objects:
             self._release(gone, objects)
-            head = len(self.path) + 1
             with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
-                if scrap.give(Spare(gone, tuple(folder[head:] for folder in list(self._made)[1:]), (*self.staged, *self._tiny))):
+                if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
                     return None
         self._delete(gone, objects)
         return None
@@ -355,13 +273,9 @@ def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[
     return None
 
 
-def _mark(found: os.stat_result) -> _Mark:
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _look(path: str) -> _Mark | None:
+def _look(path: str) -> Mark | None:
     try:
-        return _mark(os.stat(path))
+        return mark(os.stat(path))
     except OSError:
         return None
 

@@ -68,11 +68,11 @@ class Depot:
     @property
     def chunk(self) -> int:
         """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
-        return self._sender.chunk
+        return self._sender.pieces.chunk
 
     @chunk.setter
     def chunk(self, size: int) -> None:
-        self._sender.chunk = size
+        self._sender.pieces.chunk = size
 
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""

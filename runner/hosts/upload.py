@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import itertools
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from drivers.base import DriverError, Unreachable
 
 from ..errors import Corrupt, Infrastructure
 from ..retry import backoff, retry_async
-from ..storage import files, tar
+from ..storage import files
 from ..storage.files import Changed, Entry
-from .cargo import Cargo, Older
+from .arrivals import Arrivals
+from .cargo import Cargo, Pieces
+from .courier import Courier
 from .likeness import Likeness
-from .manifests import folders, name_of, place_of
-from .read_range import chunks, digest, part
-from .wire import LANE, MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, nothing, process, rest, started, words_of
+from .manifests import name_of, place_of
+from .wire import TRIES, Gone, Meter, Wire, nothing, process, rest, started, words_of
 
-CHUNK = 8 << 20
-"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
-BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
-"""What one tar holds at most."""
-_GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
-_PIECE = 2  # grains that travel in one question on a long way
-_HOLES = 500  # of a large file in one call
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
-_count = itertools.count(1)
 _sending: set[str] = set()  # those of this process that are sending now
 
 
@@ -43,13 +34,10 @@ class Sender:
     """Sends to one host.  `recall` answers the manifest of a tree that the host may have, when somebody here remembers it."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
-        self.chunk = CHUNK
+        self.pieces = Pieces()
+        self._arrivals, self._courier = Arrivals(wire, self.pieces), Courier(wire, self.pieces)
         self._wire, self._likeness = wire, Likeness(wire, recall)
         self._turns: dict[str, asyncio.Lock] = {}
-
-    @property
-    def _grain(self) -> int:
-        return max(1, self.chunk // _GRAINS)
 
     async def have(self, contents: Collection[str]) -> set[str]:
         """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
@@ -97,13 +85,10 @@ class Sender:
             await self._prepare(cargo, standing, began, doubtful)
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
             raise self._wire.full(standing.free, needed)
-        with self._wire.measured(f"to {self._wire.name}", sum(map(self._owed, cargoes))) as meter:
+        with self._wire.measured(f"to {self._wire.name}", sum(cargo.owed(self.pieces.grain) for cargo in cargoes)) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
-
-    def _owed(self, cargo: Cargo) -> int:
-        return cargo.owed(self._grain)
 
     async def _begin(self, wanted: Collection[str]) -> _Standing:
         standing = await self._wire.ask("begin", list(wanted), read=_standing)
@@ -149,8 +134,8 @@ class Sender:
     async def _prepare(self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
         """Find out what of it is there already."""
         if cargo.content in doubtful:
-            await self._survey(cargo)
-            if not cargo.missing and (not cargo.manifest or await self._same(cargo)):
+            await self._arrivals.survey(cargo)
+            if not cargo.missing and (not cargo.manifest or await self._arrivals.same(cargo)):
                 await self._wire.ask("seals", [name_of(cargo.content)], read=nothing)
                 cargo.folder = ""
                 return
@@ -159,28 +144,28 @@ class Sender:
             cargo.folder = f"partial/{self._wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
         if not cargo.root:
             if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
-                await self._survey(cargo)
+                await self._arrivals.survey(cargo)
             if cargo.content not in doubtful:
-                await self._likeness.build_files_on(cargo, self.chunk, standing.free, began)
-                await self._compare_all(cargo, list(cargo.older))
+                await self._likeness.build_files_on(cargo, self.pieces.chunk, standing.free, began)
+                await self._arrivals.compare_all(cargo, list(cargo.older))
             return
         if cargo.content in began or cargo.content in doubtful:
-            await self._tidy(cargo)
-            await self._survey(cargo)
+            await self._arrivals.tidy(cargo)
+            await self._arrivals.survey(cargo)
             return
-        await self._likeness.build_on(cargo, self.chunk, standing.trees)
-        await self._compare_all(cargo, list(cargo.older))
+        await self._likeness.build_on(cargo, self.pieces.chunk, standing.trees)
+        await self._arrivals.compare_all(cargo, list(cargo.older))
 
     async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
         while cargo.missing or cargo.bare:
-            owed = self._owed(cargo), len(cargo.missing), cargo.bare
-            trouble = await self._round(cargo, meter)
+            owed = cargo.owed(self.pieces.grain), len(cargo.missing), cargo.bare
+            trouble = await self._courier.round(cargo, meter)
             if not cargo.missing and not cargo.bare:
                 return
-            await self._survey(cargo)
-            left = self._owed(cargo)
+            await self._arrivals.survey(cargo)
+            left = cargo.owed(self.pieces.grain)
             meter.done = meter.total - left
             idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
@@ -194,208 +179,6 @@ class Sender:
         raise Corrupt(
             f"{path} does not arrive at {self._wire.name} as it was sent", fix="look at the disk and the memory of both machines"
         ) from trouble
-
-    async def _round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
-        """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
-        todo = list(self._jobs(cargo, meter))
-        jobs = iter(todo)
-        trouble: list[BaseException] = []
-
-        async def stream() -> None:
-            for job in jobs:
-                try:
-                    await job()
-                except (Unreachable, Garbled) as error:
-                    trouble.append(error)
-                if trouble:
-                    return
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._wire.lanes(self._owed(cargo), len(todo))):
-                    group.create_task(stream())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        return trouble[0] if trouble else None
-
-    def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
-        large = [entry for entry in cargo.missing.values() if entry.size > self.chunk]
-        small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
-        bare = cargo.bare
-        if large and not small and bare:
-            bare = False
-            yield lambda: self._batch(cargo, [], True, False, meter)
-        for entry in large:
-            pieces = _pieces(self._holes(cargo, entry), _PIECE, _HOLES)
-            if self._wire.far and len(pieces) > 1:
-                yield from self._piecemeal(cargo, entry, pieces, meter)
-            else:
-                yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
-        batches: list[list[Entry]] = [[]]
-        size = 0
-        together = sum(entry.size for entry in small)
-        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.far else BATCH_BYTES
-        for entry in small:
-            if size >= most or len(batches[-1]) >= BATCH_FILES:
-                batches.append([])
-                size = 0
-            batches[-1].append(entry)
-            size += entry.size
-        alone = not large and len(batches) == 1
-        for batch in batches:
-            if batch or bare:
-                last = batch is batches[-1] and bare
-                yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
-
-    async def _batch(self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
-        """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
-        title = f".manifest-{next(_count)}"
-        data = cargo.told()[0] if last else b""
-        told = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _together([told, *batch] if last else batch)
-
-        def pieces() -> Iterator[bytes]:
-            if last:
-                yield tar.member(told, data)
-            if cargo.root:
-                yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
-                return
-            for entry in batch:
-                yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
-            yield tar.END
-
-        stamp = cargo.told()[1] if alone and cargo.root and not cargo.rough else ""
-        folder = cargo.name if cargo.root else ""
-        loose = list(cargo.loose) if alone and not cargo.rough else []
-        arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
-        arrived, placed = await self._wire.once("batch", *arguments, read=_arrived, data=meter.counted(pieces()))
-        if arrived != expected:
-            raise Garbled
-        for entry in batch:
-            cargo.missing.pop(entry.path, None)
-        cargo.bare = cargo.bare and not last
-        cargo.placed = placed
-
-    async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
-        """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
-        holes = self._holes(cargo, entry)
-        for at in range(0, len(holes), _HOLES):
-            await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
-
-    def _piecemeal(
-        self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
-    ) -> Iterator[Callable[[], Awaitable[None]]]:
-        """The same on as many streams as there are; whoever brings the last piece has all of it hashed."""
-        left = len(pieces)
-
-        async def bring(piece: Sequence[tuple[int, int]]) -> None:
-            nonlocal left
-            await self._put(cargo, entry, piece, meter, last=False)
-            left -= 1
-            if not left:
-                await self._put(cargo, entry, (), meter, last=True)
-
-        for piece in pieces:
-            yield lambda piece=piece: bring(piece)  # type: ignore[misc]
-
-    def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
-        return cargo.holes.get(entry.path) or [(0, -(-entry.size // self._grain))]
-
-    async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
-        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises Garbled when that is another."""
-        grain, size = self._grain, entry.size
-        blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
-        mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
-        known = cargo.grains.setdefault(entry.path, {})
-        grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
-        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains)
-        arrived, came = await self._wire.once("write", *arguments, read=_written, data=meter.counted(itertools.chain.from_iterable(blocks)))
-        known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
-        if last and arrived != entry.value:
-            raise Garbled
-        if last:
-            cargo.missing.pop(entry.path, None)
-            cargo.holes.pop(entry.path, None)
-
-    async def _survey(self, cargo: Cargo) -> None:
-        """Ask what of the missing has arrived, and leave out of `missing` what is right."""
-        cargo.rough = True
-        small = [entry for entry in cargo.missing.values() if entry.size <= self.chunk]
-        if small:
-            there = await self._wire.ask(
-                "survey", cargo.folder, [entry.path for entry in small], read=lambda told: [(kind, value) for kind, value in told]
-            )
-            for entry, (kind, value) in zip(small, there, strict=False):
-                if kind == entry.kind and value == entry.value:
-                    del cargo.missing[entry.path]
-        await self._compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self.chunk])
-
-    async def _compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
-        todo = iter([cargo.missing[path] for path in paths])
-
-        async def some() -> None:
-            for entry in todo:
-                await self._compare(cargo, entry)
-
-        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
-
-    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
-        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
-        older = cargo.older.get(entry.path, Older("", ""))
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._grain, *older, entry.size, read=chunks_told)
-        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._grain)
-        (size, theirs), ours = await asyncio.gather(asked, hashed)
-        cargo.grains[entry.path] = dict(enumerate(ours))
-        if size > entry.size:
-            await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
-            theirs = []
-        if not theirs:
-            cargo.holes[entry.path] = []
-            return
-        wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
-        if not wrong and await asyncio.to_thread(digest, cargo.origin(entry)) != entry.value:
-            raise Changed(cargo.origin(entry))
-        if not wrong and entry.path in cargo.older:
-            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
-        if not wrong:
-            del cargo.missing[entry.path]
-            cargo.holes.pop(entry.path, None)
-            return
-        holes: list[tuple[int, int]] = []
-        for at in wrong:
-            if holes and sum(holes[-1]) == at:
-                holes[-1] = (holes[-1][0], holes[-1][1] + 1)
-            else:
-                holes.append((at, 1))
-        cargo.holes[entry.path] = holes
-
-    async def _tidy(self, cargo: Cargo) -> None:
-        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
-        below, pointing = await self._listing(cargo)
-        above = set(folders(cargo.manifest))
-        wanted = {entry.path: entry for entry in cargo.manifest}
-        wrong = []
-        for path, kind in below.items():
-            entry = wanted.get(path)
-            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
-            if not right:
-                wrong.append(path)
-        if wrong:
-            await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
-        gone = set(wrong)
-        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
-        cargo.bare = True
-
-    async def _listing(self, cargo: Cargo) -> tuple[dict[str, str], dict[str, str]]:
-        """The kind of everything that lies there of a tree, and where links point."""
-        return await self._wire.ask("listing", cargo.folder, read=_listing)
-
-    async def _same(self, cargo: Cargo) -> bool:
-        """Whether a tree has exactly the names, kinds and links that it should."""
-        below, pointing = await self._listing(cargo)
-        wanted = {entry.path: entry.kind for entry in cargo.manifest if entry.kind != "d"} | {folder: "d" for folder in folders(cargo.manifest)}
-        return below == wanted and pointing == {entry.path: entry.value for entry in cargo.manifest if entry.kind == "l"}
 
     async def _place(self, cargo: Cargo, meter: Meter) -> None:
         """What has arrived gets its name."""
@@ -416,8 +199,8 @@ class Sender:
                 self._likeness.remember(cargo.content, cargo.manifest)
                 return
             cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
-            await self._tidy(cargo)
-            await self._survey(cargo)
+            await self._arrivals.tidy(cargo)
+            await self._arrivals.survey(cargo)
             await self._deliver(cargo, meter)
         self._give_up(cargo, None)
 
@@ -450,51 +233,6 @@ def _standing(answer: Any) -> _Standing:
     how = {str(name): str(word) for name, word in answer["how"].items()}
     theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
     return _Standing(how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"]))
-
-
-def _pairs(answer: Any) -> list[tuple[str, str]]:
-    return [(str(kind), str(value)) for kind, value in answer]
-
-
-def _arrived(answer: Any) -> tuple[str, bool]:
-    return str(answer["digest"]), bool(answer["placed"])
-
-
-def _written(answer: Any) -> tuple[str, list[str]]:
-    digest, came = answer
-    return str(digest), words_of(came)
-
-
-def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
-    return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}
-
-
-def _pieces(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
-    """Holes in pieces of so many grains, and no more than `most` holes."""
-    found: list[list[tuple[int, int]]] = []
-    room = 0
-    for first, count in holes:
-        while count:
-            if not room or len(found[-1]) == most:
-                found.append([])
-                room = grains
-            some = min(room, count)
-            found[-1].append((first, some))
-            first, count, room = first + some, count - some, room - some
-    return found
-
-
-def _together(entries: Iterable[Entry]) -> str:
-    """The digest of the digests of these files, in this order."""
-    return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
-
-
-def _whole(path: str, size: int) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        data = file.read(size + 1)
-    if len(data) != size:
-        raise Changed(path)
-    return data
 
 
 def _dead(sender: str) -> bool:

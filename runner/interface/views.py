@@ -247,7 +247,7 @@ def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> li
             continue
         content = Content(each["content"])
         stored = ws.objects.has(content)
-        entries = ws.objects.entries(content) if stored and each["folder"] else ()
+        entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
         files: list[FileData] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
         files.sort(key=lambda file: file["path"])
         size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]

@@ -10,7 +10,7 @@ uses                the other recipe's steps, ids `outer/inner`, keys as if it h
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
@@ -56,8 +56,8 @@ from .step import (
 from .uses import UsedRecipes
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Preset, Recipe, State, Step
-    from ..language.values import Tree, Where
+    from ..language.recipe import Glob, Input, Preset, Python, Recipe, State, Step
+    from ..language.values import Leaf, Tree, Where
 
 
 def compile_plan(
@@ -277,50 +277,14 @@ class _Compiler:
 
     def _fill(self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool) -> None:
         step, recipe = draft.step, scope.recipe
-        resources = step.resources.over(recipe.resources)
-        preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
-        resources = scope.asked.over(preset.over(resources)) if scope.named else preset.over(scope.asked.over(resources))
-        env = {**recipe.env, **step.env}
-        image, python = step.image or recipe.image, step.python or recipe.python
-        if chosen is not None:
-            env = {**env, **(chosen.env or {})}
-            image, python = chosen.image or image, chosen.python or python
-        secrets = step.secrets if step.secrets is not None else recipe.secrets
-        code = step.code if step.code is not None else recipe.code
-        author: Author = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
-        if isinstance(step.run, list):
-            author["run"] = step.run
-        elif step.run is not None:
-            author["script"], author["shell"] = step.run, step.shell
-        else:
-            author["accelerate"] = dict(step.accelerate or {})
-        if step.files:
-            author["files"] = dict(step.files)
-        if env:
-            author["env"] = env
-        if secrets:
-            author["secrets"] = list(secrets)
-        if image:
-            author["image"] = image
-        if python and python.version:
-            author["python"] = python.version
-        if recipe.setup:
-            author["setup"] = list(recipe.setup)
-        metrics = MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None
-        if metrics is not None and metrics.in_environment:
-            author["metrics"] = list(metrics)
-        if resources.key:
-            author["resources"] = resource_spec(resources).asked
+        own = _settled(scope, step, chosen)
+        author = _author(step, recipe, own)
         if not step.outputs:
             # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}
         state = {s.name: self._state(scope, step, s, places) for s in step.state}
-        git = [GitSpec(c.url, c.commit, c.at) for c in code if isinstance(c, GitCode)]
-        if git:
-            author["git"] = [list(each) for each in git]
-
         outputs = {n: p for n, (p, _) in draft.outputs.items()}
         names: Namespaces = {
             "inputs": draft.inputs,
@@ -332,10 +296,10 @@ class _Compiler:
         reads: dict[str, Tree] = {}
         mentioned = _Mentioned({}, {})
         late = False
-        leaves = templates(step, env)
+        leaves = templates(step, own.env)
         for where, leaf in leaves:
             late |= self._read(scope, draft, leaf, where, names, reads, mentioned, state)
-        for where, error in constants.faults(step, env):
+        for where, error in constants.faults(step, own.env):
             self.sketch.template_problem(scope, error, where)
         for value in draft.matrix.values():
             self._world(draft, value)
@@ -345,8 +309,8 @@ class _Compiler:
         for id in step.needs:
             draft.after.extend(scope.groups.get(id) or scope.inner.get(id) or [])
         draft.wants = [found for name in steps_of(step) if (found := scope.groups.get(name) or scope.inner.get(name))]
-        draft.code = [_code_text(c, step, env) for c in code if not isinstance(c, GitCode)]
-        draft.lock = python.lock if python else ""
+        draft.code = [_code_text(c, step, own.env) for c in own.code if not isinstance(c, GitCode)]
+        draft.lock = own.python.lock if own.python else ""
         if step.metrics or step.state:
             draft.flags |= STATEFUL if step.state else 0
         draft.flags |= (0 if step.cache else UNCACHED) | (ALLOW_FAILURE if step.allow_failure else 0) | (LOCAL if step.local else 0)
@@ -358,17 +322,17 @@ class _Compiler:
             recipe=recipe.id,
             step=step.id,
             author=author,
-            resources=resource_spec(resources),
+            resources=resource_spec(own.resources),
             run=step.run,
             accelerate=dict(step.accelerate) if step.accelerate is not None else None,
             shell=step.shell,
             files=dict(step.files) or NOTHING,
-            env=env or NOTHING,
+            env=own.env or NOTHING,
             pass_env=sorted({*recipe.pass_env, *step.pass_env}) or _NONE,
             env_files=[*dict.fromkeys((*recipe.env_files, *step.env_files))] or _NONE,
-            secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in secrets] or _NONE,
-            image=image,
-            git=git or _NONE,
+            secrets=[SecretSpec(s, str(recipe.inputs[s].env), scope.variables[s], recipe.inputs[s].required) for s in own.secrets] or _NONE,
+            image=own.image,
+            git=own.git or _NONE,
             names=Names(
                 inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
                 steps=mentioned.outputs or NOTHING,
@@ -383,10 +347,10 @@ class _Compiler:
             timeout=step.timeout,
             idle_timeout=step.idle_timeout,
             asks=mentioned.metrics or NOTHING,
-            metrics=metrics,
+            metrics=own.metrics,
             when=step.when if draft.flags & WHEN_LATE else None,
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
-            python=python.version if python else "",
+            python=own.python.version if own.python else "",
             oom=dict(step.oom) or NOTHING,
         )
 
@@ -634,6 +598,65 @@ class _Compiler:
         root, _, rest = name.partition(".")
         spec = recipe.inputs.get(rest) if root == "inputs" else None
         return spec is not None and not spec.key
+
+
+class _Settled(NamedTuple):
+    """What a step has where it, its recipe and the chosen preset all have a say."""
+
+    resources: Resources
+    env: dict[str, Leaf]
+    image: str | None
+    python: Python | None
+    secrets: Sequence[str]
+    code: Sequence[str | Glob | AutoCode | GitCode]
+    git: list[GitSpec]
+    metrics: MetricsSpec | None
+
+
+def _settled(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
+    recipe = scope.recipe
+    resources = step.resources.over(recipe.resources)
+    preset = chosen.resources if chosen is not None and chosen.resources else _UNSAID
+    resources = scope.asked.over(preset.over(resources)) if scope.named else preset.over(scope.asked.over(resources))
+    env = {**recipe.env, **step.env}
+    image, python = step.image or recipe.image, step.python or recipe.python
+    if chosen is not None:
+        env = {**env, **(chosen.env or {})}
+        image, python = chosen.image or image, chosen.python or python
+    secrets = step.secrets if step.secrets is not None else recipe.secrets
+    code = step.code if step.code is not None else recipe.code
+    git = [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)]
+    return _Settled(resources, env, image, python, secrets, code, git, MetricsSpec(step.metrics.file, step.metrics.pattern) if step.metrics else None)
+
+
+def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
+    """The author's half of the key, before what its expressions read is known."""
+    author: Author = {"outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}}
+    if isinstance(step.run, list):
+        author["run"] = step.run
+    elif step.run is not None:
+        author["script"], author["shell"] = step.run, step.shell
+    else:
+        author["accelerate"] = dict(step.accelerate or {})
+    if step.files:
+        author["files"] = dict(step.files)
+    if own.env:
+        author["env"] = own.env
+    if own.secrets:
+        author["secrets"] = list(own.secrets)
+    if own.image:
+        author["image"] = own.image
+    if own.python and own.python.version:
+        author["python"] = own.python.version
+    if recipe.setup:
+        author["setup"] = list(recipe.setup)
+    if own.metrics is not None and own.metrics.in_environment:
+        author["metrics"] = list(own.metrics)
+    if own.resources.key:
+        author["resources"] = resource_spec(own.resources).asked
+    if own.git:
+        author["git"] = [list(each) for each in own.git]
+    return author
 
 
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:

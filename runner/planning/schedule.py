@@ -2,7 +2,7 @@
 
 Two states are easily mistaken.  READY: what the step needs is final, so ask now whether it must run at all.  QUEUED: it must, and waits for room.
 
-Every change of state goes through `Scheduler._move`, which alone keeps counters, queues and pools, so that they cannot drift.  Every method returns
+Every change of state goes through `_Board.move`, which alone keeps counters, queues and pools, so that they cannot drift.  Every method returns
 the moves it made; storing them in that order, and dying after any of them, loses nothing: a new Scheduler over the stored states derives the rest.
 
 Who is started first.  Highest priority first; a step that does not fit lets others past.  Once sixteen starts have taken what it waits for, its whole
@@ -190,16 +190,9 @@ class Scheduler:
         states: Mapping[str, State] | None = None,
         attempts: Mapping[str, Spent] | None = None,
     ) -> None:
-        self._capacity = {pool: int(amount * _UNIT) for pool, amount in capacity.items()}
-        self._free = dict(self._capacity)
         self._jobs = max(1, jobs)
         self._keep_going = keep_going
-        self._nodes: dict[str, _Node] = {}
-        self._counts = dict.fromkeys(State, 0)
-        self._hard_failures = 0  # FAILED without allow_failure
-        self._ready = _Queue()
-        self._shapes: dict[tuple[tuple[str, int], ...], _Shape] = {}
-        self._reserved: _Shape | None = None
+        self._board = _Board(_Room(capacity))
         self._draining = ""
         self._cancelling = ""
         self._pausing = False
@@ -209,58 +202,35 @@ class Scheduler:
 
     def ready(self, limit: int | None = None) -> list[str]:
         """Steps to judge now, most urgent first."""
-        if not len(self._ready) or self.held:
+        if not len(self._board.ready) or self.held:
             return []
-        return self._ready.first(len(self._ready) if limit is None else limit)
+        return self._board.ready.first(len(self._board.ready) if limit is None else limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
         """Steps that may all be started now, most urgent first; not those `resting` before another try."""
         room = self.room
-        if room <= 0 or not self._counts[_S.QUEUED] or self.held:
+        if room <= 0 or not self._board.counts[_S.QUEUED] or self.held:
             return []
-        free = dict(self._free)
-        chosen: list[str] = []
-        walks = {shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)}
-        elder = self._reserved if self._reserved in walks else None
-        if elder is not None and (node := walks[elder].next()) is not None:
-            if elder.fits(free):
-                chosen.append(node.task.id)
-            else:
-                walks[elder].stop()
-                del walks[elder]
-            elder.take(free)  # what it has or is owed; others live on what is left
-        heads = [(node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None]
-        heapify(heads)
-        while heads and len(chosen) < room:
-            rank, shape = heappop(heads)
-            if not shape.fits(free):
-                continue  # nor does any other of this shape
-            shape.take(free)
-            chosen.append(rank[2])
-            if (node := walks[shape].next()) is not None:
-                heappush(heads, (node.rank, shape))
-        for walk in walks.values():
-            walk.stop()
-        return chosen
+        return self._board.room.choose(room, resting)
 
     # What happened
 
     def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
         """A READY step is fresh, must run, or is skipped; also what follows from that."""
-        return self._apply(self._nodes[id], _VERDICTS[verdict], reason)
+        return self._apply(self._board.nodes[id], _VERDICTS[verdict], reason)
 
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
         """A QUEUED step for which there is room begins to run."""
-        node = self._nodes[id]
-        if self.held or self.room <= 0 or not node.shape_in(self._shapes, self._capacity).fits(self._free):
+        node = self._board.nodes[id]
+        if self.held or self.room <= 0 or not self._board.room.fits(node):
             raise AssertionError(f"BUG: no room to start {id}")
         (move,) = self._apply(node, _S.RUNNING, data=data)
-        self._let_past(node.shape_in(self._shapes, self._capacity))
+        self._board.room.let_past(node)
         return move
 
     def end(self, id: str, outcome: Outcome) -> list[Move]:
         """A RUNNING step's attempt is over: done, another try, or failed; and what that means for the others."""
-        node = self._nodes[id]
+        node = self._board.nodes[id]
         data: dict[str, object] = {"detail": outcome.detail} if outcome.detail else {}
         if outcome.ok:
             after = _S.DONE
@@ -274,7 +244,7 @@ class Scheduler:
             after = _S.CANCELLED if self._draining else _S.QUEUED
         elif outcome.reason == LIMIT:
             after = _S.FAILED
-            self._hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
+            self._board.hard_failures += node.task.allow_failure  # a run that was cut short has not completed, whatever may fail in it
         else:
             if outcome.adjusted:
                 again = not self._draining
@@ -291,11 +261,11 @@ class Scheduler:
 
     def gone(self, id: str, reason: str) -> list[Move]:
         """The bytes of a FRESH or DONE step are gone: it runs again, and what has not started waits for it; what is running or final stays so."""
-        return self._apply(self._nodes[id], _S.QUEUED, reason)
+        return self._apply(self._board.nodes[id], _S.QUEUED, reason)
 
     def adopt(self, id: str, reason: str) -> list[Move]:
         """Another run, or another step of this one, made what this QUEUED step would make: judge it again."""
-        return self._apply(self._nodes[id], _S.READY, reason)
+        return self._apply(self._board.nodes[id], _S.READY, reason)
 
     def extend(self, tasks: Iterable[Task]) -> list[Move]:
         """Add steps to a run under way; a known one, still WAITING, is replaced (a matrix became its instances, and the consumer needs those)."""
@@ -328,15 +298,15 @@ class Scheduler:
     # How it stands
 
     def state(self, id: str) -> State:
-        return self._nodes[id].state
+        return self._board.nodes[id].state
 
     def states(self) -> dict[str, State]:
-        return {id: node.state for id, node in self._nodes.items()}
+        return {id: node.state for id, node in self._board.nodes.items()}
 
     @property
     def room(self) -> int:
         """How many more steps may run at once."""
-        return self._jobs - self._counts[_S.RUNNING]
+        return self._jobs - self._board.counts[_S.RUNNING]
 
     @property
     def held(self) -> bool:
@@ -345,128 +315,46 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[State, int]:
-        return dict(self._counts)
+        return dict(self._board.counts)
 
     @property
     def finished(self) -> bool:
         """Every step is final."""
-        counts = self._counts
+        counts = self._board.counts
         return not (counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING])
 
     @property
     def result(self) -> RunState:
         """The state the run has, as it is stored.  A cancel asked for before the last step ended wins; a drain that came too late does not."""
         if not self.finished:
-            return "PAUSED" if self._pausing and not self._counts[_S.RUNNING] else "ACTIVE"
+            return "PAUSED" if self._pausing and not self._board.counts[_S.RUNNING] else "ACTIVE"
         if self._cancelling:
             return "CANCELLED"
-        if self._hard_failures or self._counts[_S.BLOCKED]:
+        if self._board.hard_failures or self._board.counts[_S.BLOCKED]:
             return "FAILED"
-        return "CANCELLED" if self._counts[_S.CANCELLED] else "COMPLETED"
+        return "CANCELLED" if self._board.counts[_S.CANCELLED] else "COMPLETED"
 
-    # The one method that moves, and what follows from a move
-
-    def _move(self, node: _Node, after: State, moves: list[Move], reason: str = "", data: Mapping[str, object] | None = None) -> None:
-        before = node.state
-        if after not in MOVES[before]:
-            raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
-        self._leave(node)
-        node.state = after
-        self._enter(node)
-        moves.append(Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data))
-
-    def _leave(self, node: _Node) -> None:
-        state = node.state
-        self._counts[state] -= 1
-        if state is _S.READY:
-            self._ready.discard(node)
-        elif state is _S.QUEUED:
-            node.shape_in(self._shapes, self._capacity).queue.discard(node)
-        elif state is _S.RUNNING:
-            node.shape_in(self._shapes, self._capacity).give_back(self._free)
-
-    def _enter(self, node: _Node) -> None:
-        state = node.state
-        self._counts[state] += 1
-        if state is _S.READY:
-            self._ready.push(node)
-        elif state is _S.QUEUED:
-            node.shape_in(self._shapes, self._capacity).queue.push(node)
-        elif state is _S.RUNNING:
-            node.shape_in(self._shapes, self._capacity).take(self._free)
-        elif state is _S.FAILED and not node.task.allow_failure:
-            self._hard_failures += 1
+    # What follows
 
     def _apply(self, node: _Node, after: State, reason: str = "", data: Mapping[str, object] | None = None) -> list[Move]:
         moves: list[Move] = []
-        self._move(node, after, moves, reason, data)
-        self._follow([node], moves)
+        self._board.move(node, after, moves, reason, data)
+        self._board.follow([node], moves)
         if after is _S.QUEUED:
-            self._go_back(node, moves)
+            self._board.go_back(node, moves)
             if node.state is _S.WAITING:
-                self._place(node, moves)
+                self._board.place(node, moves)
         self._sweep(moves)
         return moves
 
-    def _go_back(self, node: _Node, moves: list[Move]) -> None:
-        """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
-        if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
-            self._move(node, _S.WAITING, moves, "what it needs is made again")
-
-    def _follow(self, work: list[_Node], moves: list[Move]) -> None:
-        """Tell the steps below each of `work` what it became, and so on down, without recursion."""
-        while work:
-            node = work.pop()
-            passes = node.passes
-            if passes and not node.passed:
-                node.passed = True
-                for below in node.below:
-                    below.unmet -= 1
-                    if not below.unmet and below.state is _S.WAITING and self._admit(below, moves) is _S.SKIPPED:
-                        work.append(below)
-            elif node.passed and not passes:
-                node.passed = False
-                for below in node.below:
-                    below.unmet += 1
-                    self._go_back(below, moves)
-            elif node.broken:
-                for below in node.below:
-                    if below.state is _S.WAITING:
-                        self._move(below, _S.BLOCKED, moves, f"needs {node.task.id}")
-                        work.append(below)
-
-    def _admit(self, node: _Node, moves: list[Move]) -> State:
-        """A WAITING step whose needs all let it pass is READY, or SKIPPED with one it mentions.
-
-        Only now, not as soon as one is skipped: were another to fail meanwhile, the answer would hang on which came first.
-        """
-        for need in node.task.needs:
-            if self._nodes[need].state is _S.SKIPPED:
-                self._move(node, _S.SKIPPED, moves, f"{need} is skipped")
-                return _S.SKIPPED
-        self._move(node, _S.READY, moves)
-        return _S.READY
-
-    def _place(self, node: _Node, moves: list[Move]) -> None:
-        """Put a WAITING step where its needs say that it belongs."""
-        if not node.unmet:
-            if self._admit(node, moves) is _S.SKIPPED:
-                self._follow([node], moves)
-            return
-        for need in node.above:
-            if need.broken:
-                self._move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
-                self._follow([node], moves)
-                return
-
     def _add(self, tasks: Iterable[Task], states: Mapping[str, State], attempts: Mapping[str, Spent]) -> list[Move]:
-        nodes = self._nodes
+        nodes = self._board.nodes
         added: list[_Node] = []
         for task in tasks:
             node = nodes.get(task.id)
             if node is None:
                 node = nodes[task.id] = _Node(task, len(nodes), states.get(task.id, _S.WAITING), attempts.get(task.id))
-                self._enter(node)
+                self._board.enter(node)
             elif node.state is _S.WAITING:
                 for need in node.above:
                     need.below.remove(node)
@@ -481,29 +369,179 @@ class Scheduler:
                 node.unmet += not need.passed
         moves: list[Move] = []
         for node in added:
-            self._go_back(node, moves)  # we died between a step that went back and those that had to go back with it
+            self._board.go_back(node, moves)  # we died between a step that went back and those that had to go back with it
         for node in added:
             if node.state is _S.WAITING:
-                self._place(node, moves)
+                self._board.place(node, moves)
         self._sweep(moves)
         return moves
 
     def _sweep(self, moves: list[Move]) -> None:
         """When the run is being given up, cancel what will not start: at once when cancelled, else when nothing runs any more."""
-        if not self._giving_up or (self._counts[_S.RUNNING] and not self._cancelling):
+        if not self._giving_up or (self._board.counts[_S.RUNNING] and not self._cancelling):
             return
-        if any(self._counts[state] for state in _NOT_STARTED):
+        if any(self._board.counts[state] for state in _NOT_STARTED):
             reason = self._cancelling or self._draining or "a step failed"
-            for node in self._nodes.values():
+            for node in self._board.nodes.values():
                 if node.state in _NOT_STARTED:
-                    self._move(node, _S.CANCELLED, moves, reason)
+                    self._board.move(node, _S.CANCELLED, moves, reason)
 
     @property
     def _giving_up(self) -> bool:
-        return bool(self._cancelling or self._draining or (self._hard_failures and not self._keep_going))
+        return bool(self._cancelling or self._draining or (self._board.hard_failures and not self._keep_going))
 
-    def _let_past(self, started: _Shape) -> None:
+
+class _Board:
+    """Where every step stands.  Counters and queues change with `move` alone; `follow` and the rest say what a move means for the steps below."""
+
+    def __init__(self, room: _Room) -> None:
+        self.room = room
+        self.nodes: dict[str, _Node] = {}
+        self.counts = dict.fromkeys(State, 0)
+        self.hard_failures = 0
+        """FAILED without allow_failure."""
+        self.ready = _Queue()
+
+    def move(self, node: _Node, after: State, moves: list[Move], reason: str = "", data: Mapping[str, object] | None = None) -> None:
+        """One change of state, which is added to `moves`."""
+        before = node.state
+        if after not in MOVES[before]:
+            raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
+        self._leave(node)
+        node.state = after
+        self.enter(node)
+        moves.append(Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data))
+
+    def _leave(self, node: _Node) -> None:
+        state = node.state
+        self.counts[state] -= 1
+        if state is _S.READY:
+            self.ready.discard(node)
+        elif state is _S.QUEUED:
+            self.room.leave(node)
+        elif state is _S.RUNNING:
+            self.room.give_back(node)
+
+    def enter(self, node: _Node) -> None:
+        """A step is in its state from now on."""
+        state = node.state
+        self.counts[state] += 1
+        if state is _S.READY:
+            self.ready.push(node)
+        elif state is _S.QUEUED:
+            self.room.wait(node)
+        elif state is _S.RUNNING:
+            self.room.take(node)
+        elif state is _S.FAILED and not node.task.allow_failure:
+            self.hard_failures += 1
+
+    def go_back(self, node: _Node, moves: list[Move]) -> None:
+        """A step cannot be judged or started while something it needs is made again; it may have been running, or final, when that began."""
+        if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
+            self.move(node, _S.WAITING, moves, "what it needs is made again")
+
+    def follow(self, work: list[_Node], moves: list[Move]) -> None:
+        """Tell the steps below each of `work` what it became, and so on down, without recursion."""
+        while work:
+            node = work.pop()
+            passes = node.passes
+            if passes and not node.passed:
+                node.passed = True
+                for below in node.below:
+                    below.unmet -= 1
+                    if not below.unmet and below.state is _S.WAITING and self._admit(below, moves) is _S.SKIPPED:
+                        work.append(below)
+            elif node.passed and not passes:
+                node.passed = False
+                for below in node.below:
+                    below.unmet += 1
+                    self.go_back(below, moves)
+            elif node.broken:
+                for below in node.below:
+                    if below.state is _S.WAITING:
+                        self.move(below, _S.BLOCKED, moves, f"needs {node.task.id}")
+                        work.append(below)
+
+    def _admit(self, node: _Node, moves: list[Move]) -> State:
+        """A WAITING step whose needs all let it pass is READY, or SKIPPED with one it mentions.
+
+        Only now, not as soon as one is skipped: were another to fail meanwhile, the answer would hang on which came first.
+        """
+        for need in node.task.needs:
+            if self.nodes[need].state is _S.SKIPPED:
+                self.move(node, _S.SKIPPED, moves, f"{need} is skipped")
+                return _S.SKIPPED
+        self.move(node, _S.READY, moves)
+        return _S.READY
+
+    def place(self, node: _Node, moves: list[Move]) -> None:
+        """Put a WAITING step where its needs say that it belongs."""
+        if not node.unmet:
+            if self._admit(node, moves) is _S.SKIPPED:
+                self.follow([node], moves)
+            return
+        for need in node.above:
+            if need.broken:
+                self.move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
+                self.follow([node], moves)
+                return
+
+
+class _Room:
+    """What the pools have left, who waits for it, and for whom it is kept free."""
+
+    def __init__(self, capacity: Mapping[str, float]) -> None:
+        self._capacity = {pool: int(amount * _UNIT) for pool, amount in capacity.items()}
+        self._free = dict(self._capacity)
+        self._shapes: dict[tuple[tuple[str, int], ...], _Shape] = {}
+        self._reserved: _Shape | None = None
+
+    def wait(self, node: _Node) -> None:
+        self._shape(node).queue.push(node)
+
+    def leave(self, node: _Node) -> None:
+        """It does not wait any more."""
+        self._shape(node).queue.discard(node)
+
+    def take(self, node: _Node) -> None:
+        self._shape(node).take(self._free)
+
+    def give_back(self, node: _Node) -> None:
+        self._shape(node).give_back(self._free)
+
+    def fits(self, node: _Node) -> bool:
+        return self._shape(node).fits(self._free)
+
+    def choose(self, most: int, resting: Collection[str]) -> list[str]:
+        """Steps that wait and fit together, most urgent first; not those `resting`."""
+        free = dict(self._free)
+        chosen: list[str] = []
+        walks = {shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)}
+        elder = self._reserved if self._reserved in walks else None
+        if elder is not None and (node := walks[elder].next()) is not None:
+            if elder.fits(free):
+                chosen.append(node.task.id)
+            else:
+                walks[elder].stop()
+                del walks[elder]
+            elder.take(free)  # what it has or is owed; others live on what is left
+        heads = [(node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None]
+        heapify(heads)
+        while heads and len(chosen) < most:
+            rank, shape = heappop(heads)
+            if not shape.fits(free):
+                continue  # nor does any other of this shape
+            shape.take(free)
+            chosen.append(rank[2])
+            if (node := walks[shape].next()) is not None:
+                heappush(heads, (node.rank, shape))
+        for walk in walks.values():
+            walk.stop()
+        return chosen
+
+    def let_past(self, begun: _Node) -> None:
         """Count this start against every waiting step from which it took; the first that was passed too often gets the reservation."""
+        started = self._shape(begun)
         started.passed = 0
         if self._reserved is started or (self._reserved is not None and not len(self._reserved.queue)):
             self._reserved = None
@@ -512,6 +550,16 @@ class Scheduler:
                 shape.passed += 1
                 if shape.passed >= _PATIENCE and self._reserved is None:
                     self._reserved = shape
+
+    def _shape(self, node: _Node) -> _Shape:
+        """What a step needs, together with all that need the same."""
+        if node.shape is None:
+            pools = node.task.pools
+            wanted = ((pool, min(int(pools[pool] * _UNIT), self._capacity[pool])) for pool in pools if pool in self._capacity)
+            amounts = tuple(sorted((pool, amount) for pool, amount in wanted if amount > 0))
+            shape = self._shapes.get(amounts)
+            node.shape = shape if shape is not None else self._shapes.setdefault(amounts, _Shape(amounts))
+        return node.shape
 
 
 class _Node:
@@ -545,15 +593,6 @@ class _Node:
     def broken(self) -> bool:
         """The steps below never can."""
         return self.state is _S.BLOCKED or (self.state is _S.FAILED and not self.task.allow_failure)
-
-    def shape_in(self, shapes: dict[tuple[tuple[str, int], ...], _Shape], capacity: Mapping[str, int]) -> _Shape:
-        if self.shape is None:
-            pools = self.task.pools
-            wanted = ((pool, min(int(pools[pool] * _UNIT), capacity[pool])) for pool in pools if pool in capacity)
-            amounts = tuple(sorted((pool, amount) for pool, amount in wanted if amount > 0))
-            shape = shapes.get(amounts)
-            self.shape = shape if shape is not None else shapes.setdefault(amounts, _Shape(amounts))
-        return self.shape
 
 
 class _Shape:

@@ -17,6 +17,7 @@ from .plan import SKIP
 
 if TYPE_CHECKING:
     from ..language.recipe import Recipe, Step, Uses
+    from ..language.template import Reference
     from ..language.values import Tree, Where
 
 
@@ -59,53 +60,8 @@ class UsedRecipes:
         below: list[Draft] = []
         for combination in axes:
             names = {"inputs": scope.inputs, "steps": Results(scope), "matrix": combination}
-            given: dict[str, Any] = {}
-            variables: dict[str, str] = {}
-            for name, leaf in uses.given.items():
-                spec = other.inputs.get(name)
-                place = (*step.origin, "with", name)
-                if spec is not None and spec.type == "secret":
-                    variables |= self._handed(scope, name, leaf, place)
-                    continue
-                for ref in self.sketch.references(scope, leaf, place):
-                    if (ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)) or ref.path[0] in LATE_NAMES:
-                        self.sketch.problem(
-                            recipe,
-                            "late-name",
-                            f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
-                            place,
-                            offset=ref.offset,
-                            length=ref.length,
-                            fix="use it in a step of this recipe",
-                        )
-                given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
-                addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
-                if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
-                    self.sketch.problem(
-                        recipe,
-                        "path-in-text",
-                        f'"{name}" takes a whole output or input, not a place inside one',
-                        place,
-                        fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
-                    )
-            when: bool | None = True
-            if step.when is not None:
-                late = [
-                    r
-                    for r in self.sketch.references(scope, step.when, (*step.origin, "when"))
-                    if r.path[0] == "steps" and r.path[2:3] == ("metrics",)
-                ]
-                for ref in late:
-                    self.sketch.problem(
-                        recipe,
-                        "late-name",
-                        f'"{".".join(ref.path)}" is not known when "{step.id}" is planned',
-                        (*step.origin, "when"),
-                        offset=ref.offset,
-                        length=ref.length,
-                        fix="use it in the `when` of a step with a command",
-                    )
-                when = None if late else self.sketch.condition(scope, step, names)
+            given, variables = self._given(scope, step, uses, other, names)
+            when = self._condition(scope, step, names)
             if self.sketch.problems:
                 return
             try:
@@ -142,6 +98,45 @@ class UsedRecipes:
         else:
             scope.many.add(step.id)
             scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+
+    def _given(self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
+        given: dict[str, Any] = {}
+        variables: dict[str, str] = {}
+        for name, leaf in uses.given.items():
+            spec = other.inputs.get(name)
+            place = (*step.origin, "with", name)
+            if spec is not None and spec.type == "secret":
+                variables |= self._handed(scope, name, leaf, place)
+                continue
+            for ref in self.sketch.references(scope, leaf, place):
+                if _of_metrics(ref) or ref.path[0] in LATE_NAMES:
+                    self._late(scope, step, ref, place, "use it in a step of this recipe")
+            given[name] = value = self.sketch.evaluate(scope, leaf, names, place)
+            addresses = spec is not None and bool({spec.type, spec.items} & {"file", "dataset", "model"})
+            if addresses and not is_path_value(value) and self._names_paths(scope, leaf, names, place):
+                self.sketch.problem(
+                    scope.recipe,
+                    "path-in-text",
+                    f'"{name}" takes a whole output or input, not a place inside one',
+                    place,
+                    fix="hand on the whole, and let a step of that recipe look inside; or make this an output of its own",
+                )
+        return given, variables
+
+    def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
+        """Whether one instance is to run; None where that is not known."""
+        if step.when is None:
+            return True
+        place = (*step.origin, "when")
+        late = [ref for ref in self.sketch.references(scope, step.when, place) if _of_metrics(ref)]
+        for ref in late:
+            self._late(scope, step, ref, place, "use it in the `when` of a step with a command")
+        return None if late else self.sketch.condition(scope, step, names)
+
+    def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
+        message = f'"{".".join(ref.path)}" is not known when "{step.id}" is planned'
+        self.sketch.problem(scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix)
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Whether a leaf mentions a path in the attempt directory."""
@@ -180,3 +175,8 @@ class UsedRecipes:
             elif isinstance(value, list):
                 moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
         return moved
+
+
+def _of_metrics(ref: Reference) -> bool:
+    """Whether an expression reads what a step reports."""
+    return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)

@@ -82,7 +82,7 @@ class Watch:
             for name, words in noticed(seen).items():
                 id = f"{row.id}-{name}"
                 if not runs.outbox.knows(row.id, id) and (told := letters.alert(row, name, id, now, words)):
-                    runs.post(row.id, told)
+                    runs.outbox.post(row.id, told)
 
     def _seen(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, Seen]]:
         runs = self._ws.store.runs

@@ -75,7 +75,7 @@ def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
         if path:
             raise Refused(404, "not-found", "the output is a file, not a folder", "ask for it without `path`")
         return str(ws.objects.path(content)), found.content
-    for entry in ws.objects.entries(content):
+    for entry in ws.objects.manifests.entries(content):
         if entry.path == path and entry.kind in "fx":
             return f"{ws.objects.path(content)}/{entry.path}", entry.value
     raise Refused(404, "not-found", "the output is a folder and has no such file", "its `files` are listed; give one as `path`")

@@ -16,26 +16,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import Corrupt
-from ..paths import glob
 from . import files
 from .crash import crashpoint
 from .disk import MODE, SYNCED, Disk, alone, backdated, changed, delete, fail, mark, overwrite, protect, sync, sync_one, total, unlink, write
 from .files import Content, Entry
+from .manifests import SUFFIX, Manifests, place
 from .seals import Seal, Seals
 from .tiny import Table, TinyContents
 
 SMALL = 64 << 10
 """Bytes; below it copying beats every kind of link."""
-_SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 
 
 class Objects:
@@ -44,6 +42,7 @@ class Objects:
     def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
         self._root = str(root)
         self.disk = Disk(self._root)
+        self.manifests = Manifests(self._root, self.disk)
         self.tiny = TinyContents(self._root, self.disk, table)
         self.seals = Seals(recall)
         if table is not None:  # the umask cannot be asked for, and setting it is not for threads
@@ -105,7 +104,7 @@ class Objects:
             if manifest is None:
                 self.disk.place(source, target)
             else:
-                self._put_manifest(target, manifest)
+                self.manifests.write(target, manifest)
                 self._place_tree(source, target, content)
             if size >= SYNCED:
                 sync_one(os.path.dirname(target))
@@ -135,7 +134,7 @@ class Objects:
     def all(self, before: float = math.inf) -> Iterator[Content]:
         """Every object that is here, and was put away last before then: seconds since the epoch."""
         rows = self.tiny.all()
-        kinds = {suffix: kind for kind, suffix in _SUFFIX.items()}
+        kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             if len(prefix) == 2:
@@ -174,42 +173,6 @@ class Objects:
             self._seal(content, target, size)
         return good
 
-    def entries(self, content: Content) -> list[Entry]:
-        """The manifest of a tree."""
-        target = self._path(content)
-        try:
-            with open(f"{target}.json", encoding="utf-8", errors="surrogateescape") as file:
-                manifest = [Entry(*row) for row in json.load(file)]
-            if files.tree_id(manifest) == content:
-                return manifest
-        except (OSError, ValueError, TypeError):
-            pass
-        # The manifest is only a shortcut; the tree itself says the same.
-        try:
-            manifest = files.entries(target)
-        except files.Unhashable as error:
-            raise Corrupt(str(error)) from error
-        if files.tree_id(manifest) != content:
-            raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
-        return manifest
-
-    def outlined(self, content: Content) -> bool:
-        """Whether the manifest of a tree can be read, though the tree may not be here."""
-        target = self._path(content)
-        return os.path.lexists(f"{target}.json") or os.path.lexists(target)
-
-    def outline(self, content: Content, manifest: Sequence[Entry]) -> None:
-        """Put away the manifest of a tree that is not here."""
-        try:
-            self._put_manifest(self._path(content), manifest)
-        except OSError as error:
-            fail(self._path(content), error)
-
-    def matching(self, content: Content, pattern: str) -> list[Entry]:
-        """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
-        fits = glob(pattern)
-        return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
-
     # -- giving out
 
     def copy_to(self, content: Content, target: str | Path, *, link: bool = False, spare: Callable[[str], bool] = lambda _path: False) -> None:
@@ -229,7 +192,7 @@ class Objects:
             elif small is not None:
                 write(temporary, small, content[0])
             elif content[0] == "t":
-                self.disk.copy_tree(self.entries(content), source, temporary, link=link)
+                self.disk.copy_tree(self.manifests.entries(content), source, temporary, link=link)
             else:
                 self.disk.copy_file(source, temporary, content[0], link=link)
             crashpoint("copy-written")
@@ -295,20 +258,12 @@ class Objects:
             with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
                 if os.lstat(f"{folder}/{name}").st_ctime < before:
                     unlink(f"{folder}/{name}")
-        self._forget_outlines(before)
-
-    def _forget_outlines(self, before: float) -> None:
-        """Delete manifests of trees that are not here: they came from a store, and come again."""
-        for prefix in os.listdir(f"{self._root}/objects"):
-            for name in os.listdir(f"{self._root}/objects/{prefix}"):
-                path = f"{self._root}/objects/{prefix}/{name}"
-                if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
-                    os.unlink(path)
+        self.manifests.forget(before)
 
     # -- below
 
     def _path(self, content: Content) -> str:
-        return f"{self._root}/objects/{content[2:4]}/{content[2:]}{_SUFFIX[content[0]]}"
+        return place(self._root, content)
 
     def _take_small(self, name: str, found: os.stat_result) -> Content:
         kind = "x" if found.st_mode & stat.S_IXUSR else "f"
@@ -358,12 +313,6 @@ class Objects:
             changed(name)
         return temporary
 
-    def _put_manifest(self, target: str, manifest: Sequence[Entry]) -> None:
-        temporary = self.disk.temporary()
-        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
-        write(temporary, text.encode("utf-8", "surrogateescape"), "f")
-        self.disk.place(temporary, f"{target}.json")
-
     def _place_tree(self, source: str, target: str, content: Content) -> None:
         """Give a tree its name as an object.  A good one that another process put there meanwhile stays: somebody may be reading it."""
         with _Turn(f"{self._root}/objects"):
@@ -403,7 +352,7 @@ class Objects:
     def _verify_unsynced(self, content: Content, target: str) -> bool:
         """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
         try:
-            for entry in self.entries(content):
+            for entry in self.manifests.entries(content):
                 if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
                     return False
         except (Corrupt, files.Unhashable):

@@ -7,6 +7,7 @@ A letter that was delivered is deleted, but for alerts; one that was given up is
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -78,6 +79,16 @@ class Outbox:
 
     def __init__(self, ask: Ask, dialect: Dialect) -> None:
         self._ask, self._with = ask, dialect
+
+    def post(self, run: str, letters: Sequence[Letter]) -> None:
+        """Store letters that no move of the run brings about."""
+        if not letters:
+            return
+        rows = [f"(:run, :receiver{n}, :id{n}, :type{n}, :body{n}, :points{n}, :now, :now)" for n in range(len(letters))]
+        values: dict[str, object] = {"run": run, "now": time.time()}
+        for n, letter in enumerate(letters):
+            values |= {f"{name}{n}": value for name, value in letter._asdict().items()}
+        self._ask(f"INSERT INTO outbox ({COLUMNS}) VALUES {', '.join(rows)} RETURNING 1", values)  # noqa: S608
 
     def due(self, known: Collection[str], busy: Collection[str] = ()) -> float | None:
         """In how many seconds there is something to `take`; None: nothing waits.  Cheap."""

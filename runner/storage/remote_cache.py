@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from .index import Trace
     from .objects import Objects
-    from .remotes import Found, Remote
+    from .remote_layout import Found
+    from .remotes import Remote
     from .seals import Seal
 
 PATIENCE: Final = 5.0
@@ -131,10 +132,10 @@ class RemoteCache:
 
     def outline(self, content: Content) -> None:
         """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: whoever reads it will say so."""
-        if not self._ws.objects.outlined(content) and self.holds(content):
+        if not self._ws.objects.manifests.known(content) and self.holds(content):
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
-                self._ws.objects.outline(content, manifest)
+                self._ws.objects.manifests.put(content, manifest)
 
     # -- bytes
 
@@ -152,7 +153,7 @@ class RemoteCache:
     def fetcher(self, contents: Sequence[Content]) -> Callable[[], Brought]:
         """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
         from .objects import Objects
-        from .remotes import Gone
+        from .remote_session import Gone
 
         # With a memory of its own: ours belongs to our thread.
         objects, remote = Objects(self._ws.home), self.remote

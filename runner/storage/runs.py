@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ..errors import Busy, Invalid, Problem
-from .database import Data, Json, parsed
+from .database import Data, Json
+from .exchange import Exchange, Output
 from .index import NOTHING, Changes
 
 if TYPE_CHECKING:
@@ -57,29 +58,6 @@ class Requested(Busy):
     def __init__(self, request: str) -> None:
         super().__init__(f"{request} was asked for first")
         self.request = request
-
-
-class Output(NamedTuple):
-    """A result of a run: `path` is where it is published, `address` the object in the shared store that holds its bytes, or says which do."""
-
-    name: str
-    path: str
-    content: str
-    size: int  # bytes
-    address: str
-
-
-class Chunk(NamedTuple):
-    """A part of what an attempt printed (`log`), measured (`metrics`), or of what was seen of its machine (`host`).
-
-    With a `content` all of it is that object of the shared store.
-    """
-
-    attempt: str
-    stream: str
-    offset: int  # bytes
-    data: bytes
-    content: str = ""
 
 
 class RunRow(NamedTuple):
@@ -221,12 +199,6 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     return known and all(state in ENDED for state, _ in tally)
 
 
-def outputs_of(value: str) -> Sequence[Output]:
-    """The outputs of a run, from the text that a backend keeps."""
-    rows = parsed(value)
-    return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
-
-
 def of_several_states(page: Callable[[Wanted, int], list[RunRow]], wanted: Wanted, limit: int) -> list[RunRow]:
     """A page of runs in one of several states: a page of each, so that an index serves them, and the newest of all."""
     found = [row for state in dict.fromkeys(wanted.states) for row in page(wanted._replace(states=(state,)), limit)]
@@ -242,6 +214,11 @@ def same_request(new: RunRow, known: str, data: Data) -> None:
 
 class Runs(Protocol):
     """The runs of one store."""
+
+    shared: bool
+    """Whether workers of other machines may see these runs."""
+    exchange: Exchange
+    """What these hand each other."""
 
     def get(self, run: str) -> RunRow:
         """One run.  Raises NotFound."""
@@ -293,39 +270,6 @@ class Runs(Protocol):
 
     def requested(self, run: str, fence: int) -> str:
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether workers of other machines may see these runs."""
-        ...
-
-    def bundle(self, digest: str) -> bytes | None:
-        """The archive that a run names; None where it is not in this database."""
-        ...
-
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """Note what a claimed run made.  Raises Stale."""
-        ...
-
-    def hold_key(self, key: str, run: str) -> bool:
-        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
-        ...
-
-    def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Let these keys of a run go."""
-        ...
-
-    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Store what attempts of a claimed run printed.  Raises Stale."""
-        ...
-
-    def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Store this one instead of all chunks of its attempt and stream."""
-        ...
-
-    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
         ...
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
@@ -386,10 +330,6 @@ class Runs(Protocol):
     @property
     def outbox(self) -> Outbox:
         """What waits for receivers."""
-        ...
-
-    def post(self, run: str, letters: Sequence[Letter]) -> None:
-        """Store letters that no move of the run brings about."""
         ...
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:

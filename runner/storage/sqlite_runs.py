@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import NotFound
 from .crash import crashpoint
 from .database import Data, Database, Row, mapping, parsed, text
+from .exchange import Exchange, OneDisk
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
 from .runs import (
@@ -20,11 +21,9 @@ from .runs import (
     LIMITED,
     NO_DATA,
     AttemptRow,
-    Chunk,
     Event,
     Moved,
     Offer,
-    Output,
     Reporter,
     Requested,
     RunRow,
@@ -48,10 +47,13 @@ if TYPE_CHECKING:
 class SqliteRuns:
     """The runs in one database, whose index is written in the same transactions."""
 
+    shared = False
+
     def __init__(self, database: Database, index: Index, locks: Locks) -> None:
         self._database, self._index, self._locks = database, index, locks
         self._claims: dict[str, Lock] = {}
         self.reporter: Reporter = nothing_told
+        self.exchange: Exchange = OneDisk()
 
     def close(self) -> None:
         """Let go of every claim."""
@@ -136,34 +138,6 @@ class SqliteRuns:
         if not rows:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
-
-    @property
-    def shared(self) -> bool:
-        return False
-
-    def bundle(self, digest: str) -> bytes | None:
-        """None: a run of this file is carried out in its own workspace."""
-        return None
-
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """What a run made lies in its workspace."""
-
-    def hold_key(self, key: str, run: str) -> bool:
-        """Always: runs of one disk hold keys by its locks."""
-        return True
-
-    def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Nothing was held."""
-
-    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Its files are read where they are."""
-
-    def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Its files are read where they are."""
-
-    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """None: its files are read where they are."""
-        return []
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         lock = self._locks.try_hold(_claim_name(run.id)) if who else None
@@ -313,17 +287,13 @@ class SqliteRuns:
     def outbox(self) -> Outbox:
         from .outbox import SQLITE, Outbox
 
-        return Outbox(self._ask, SQLITE)
+        def ask(statement: str, values: Mapping[str, object]) -> Sequence[Row]:
+            if statement.startswith("SELECT"):
+                return self._database.all(statement, values)
+            with self._database.transaction() as db:
+                return db.execute(statement, values).fetchall()
 
-    def _ask(self, statement: str, values: Mapping[str, object]) -> Sequence[Row]:
-        if statement.startswith("SELECT"):
-            return self._database.all(statement, values)
-        with self._database.transaction() as db:
-            return db.execute(statement, values).fetchall()
-
-    def post(self, run: str, letters: Sequence[Letter]) -> None:
-        with self._database.transaction() as db:
-            _post(db, run, letters)
+        return Outbox(ask, SQLITE)
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         with self._database.transaction() as db:

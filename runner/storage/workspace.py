@@ -237,7 +237,7 @@ class Workspace:
         """Make `path` (below the workspace, or absolute) hold `content`: see `Objects.copy_to`."""
         self.objects.copy_to(content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare)
         if content[0] == "t":
-            self.cache.note_tree(path, self.objects.entries(content))
+            self.cache.note_tree(path, self.objects.manifests.entries(content))
         else:
             self.cache.note(path, content)
 

@@ -50,7 +50,7 @@ def known(ws: Workspace, content: str) -> list[Entry] | None:
         return [Entry(*row) for row in json.loads(_file(ws, content).read_text("utf-8", "surrogateescape"))]
     except (OSError, ValueError, TypeError):
         try:
-            return ws.objects.entries(Content(content))
+            return ws.objects.manifests.entries(Content(content))
         except RecipeError:
             return None
 

@@ -59,7 +59,7 @@ def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[st
             if fits(path) and _here(ws, content):
                 yield path, ws.objects.path(content)
         elif ws.objects.has(content):
-            for entry in ws.objects.entries(content):
+            for entry in ws.objects.manifests.entries(content):
                 if entry.kind in "fx" and fits(inner := f"{path}/{entry.path}"):
                     yield inner, ws.objects.path(content) / entry.path
 

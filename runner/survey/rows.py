@@ -31,7 +31,7 @@ class Rows:
     def read(self) -> bytes:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         found = []
-        for chunk in self._ws.store.runs.chunks(self._run, self._attempt, self._stream, self._offset):
+        for chunk in self._ws.store.runs.exchange.chunks(self._run, self._attempt, self._stream, self._offset):
             data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
             found.append(data)
             self._offset += len(data)

@@ -167,7 +167,7 @@ def _inside(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, s
     if content[0] != "t":
         yield path, place
         return
-    for entry in ws.objects.entries(content):
+    for entry in ws.objects.manifests.entries(content):
         if entry.kind in "fx":
             yield f"{path}/{entry.path}", f"{place}/{entry.path}"
 

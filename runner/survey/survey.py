@@ -143,7 +143,7 @@ def expansions(ws: Workspace, plan: Plan, made: Mapping[int, Made]) -> dict[str,
         if left is not None and left.ok and pending.output in left.outputs:
             if ws.remote_cache is not None:
                 ws.remote_cache.outline(Content(left.outputs[pending.output]))
-            matches = ws.objects.matching(Content(left.outputs[pending.output]), pending.pattern)
+            matches = ws.objects.manifests.matching(Content(left.outputs[pending.output]), pending.pattern)
             found[f"{pending.producer}/{pending.output}:{pending.pattern}"] = tuple(entry.path for entry in matches)
     return found
 
@@ -578,7 +578,7 @@ class _Trees(Mapping[str, Mapping[str, str]]):
             if self._ws.remote_cache is not None:
                 self._ws.remote_cache.outline(Content(content))
             self._read[content] = {
-                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.entries(Content(content)) if entry.kind in "fx"
+                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.manifests.entries(Content(content)) if entry.kind in "fx"
             }
         return self._read[content]
 

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
-from runner.storage import checkpoints, google, remote_states, remotes, s3
-from runner.storage.bucket import Bucket
+from runner.storage import checkpoints, google, remote_layout, remote_states, remotes, s3
+from runner.storage.bucket import Bucket, crew
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.index import Made, Trace
 from runner.storage.objects import Objects
-from runner.storage.remotes import Gone, Remote
+from runner.storage.remote_session import Gone
+from runner.storage.remotes import Remote
 from tests.tools import needs
 
 KEYS = int(os.environ.get("RECIPE_STORE_KEYS", "65"))
@@ -65,10 +66,10 @@ def other(raw: Raw) -> Remote:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that files of a few MB take several requests: S3's least."""
-    monkeypatch.setattr(remotes, "PART", 5 << 20)
+    monkeypatch.setattr(remote_layout, "PART", 5 << 20)
     monkeypatch.setattr(s3, "PART", 5 << 20)
     monkeypatch.setattr(google, "PART", 5 << 20)
-    monkeypatch.setattr(remotes, "BUNDLE", 64 << 10)
+    monkeypatch.setattr(remote_layout, "BUNDLE", 64 << 10)
 
 
 def local(root: Path) -> Objects:
@@ -118,7 +119,7 @@ def trace(n: int, *contents: Content) -> Trace:
 
 
 def name(content: Content) -> str:
-    return remotes._name(content)
+    return remote_layout.object_name(content)
 
 
 def names(raw: Raw, prefix: str = "") -> list[str]:
@@ -179,8 +180,8 @@ def test_a_tree_arrives_as_it_was(remote: Remote, other: Remote, here: Objects, 
     remote.put(content, here)
     other.fetch(content, there)
     assert there.verify(content)
-    assert there.entries(content) == here.entries(content)
-    assert other.manifest(content) == here.entries(content)
+    assert there.manifests.entries(content) == here.manifests.entries(content)
+    assert other.manifest(content) == here.manifests.entries(content)
     assert len([n for n in names_of(remote) if n.endswith(".t.parts")]) == 1
 
 
@@ -218,8 +219,8 @@ def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monk
     content = Content("f:" + "0" * 64)
     wanted = [key(n) for n in range(KEYS)]
     bucket = raw.bucket()
-    remotes.crew(lambda n: bucket.write(remotes._trace_name(key(n)), remotes._trace_text(trace(n, content), {})), range(KEYS), width=32)
-    assert names(raw, "traces/") == sorted(remotes._trace_name(k) for k in wanted)
+    crew(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS), width=32)
+    assert names(raw, "traces/") == sorted(remote_layout.trace_name(k) for k in wanted)
     several = wanted[: remotes.MANY + 1]
     assert set(remote.lookup([*several, key(-1)])) == set(several)
 
@@ -324,10 +325,10 @@ def test_a_damaged_trace_is_none_and_is_replaced(raw: Raw, remote: Remote, other
     content = file(here, tmp_path, b"made")
     remote.put(content, here)
     remote.tell(trace(1, content), {})
-    at = remotes._trace_name(key(1))
+    at = remote_layout.trace_name(key(1))
     if how == "another's":
         remote.tell(trace(2, content), {})
-        raw.put(at, raw.get(remotes._trace_name(key(2))))
+        raw.put(at, raw.get(remote_layout.trace_name(key(2))))
     elif how == "flipped":
         raw.put(at, raw.get(at).replace(b'"step":"step"', b'"step":"stap"'))
     else:
@@ -536,7 +537,7 @@ def test_a_collector_that_cannot_read_a_trace_takes_nothing(
     content = file(here, tmp_path, b"x")
     remote.put(content, here)
     remote.tell(trace(1, content), {})
-    spoiled(raw, remotes._trace_name(key(1)), "truncated")
+    spoiled(raw, remote_layout.trace_name(key(1)), "truncated")
     clock.ahead = 5 * DAY
     with pytest.raises(Corrupt, match=key(1)):
         collector.collect(keep_days=30)

@@ -322,7 +322,7 @@ def test_metric_points_that_wait_are_thinned_and_the_newest_stay(store: Store) -
     store.runs.submit(RUN, "w")
     for n in range(25):
         body = json.dumps({"job_id": "j", "metrics": [{"step": n * 500 + each} for each in range(500)]})
-        store.runs.post("r1", [Letter("metrics PUT http://x", str(n), "metrics", body, 500)])
+        store.runs.outbox.post("r1", [Letter("metrics PUT http://x", str(n), "metrics", body, 500)])
     dropped = store.runs.outbox.thin("r1", "metrics PUT http://x")
     left = [point["step"] for each in store.runs.outbox.listed() for point in json.loads(each.body)["metrics"]]
     assert len(left) + dropped == 12500 and 5000 < len(left) <= 10_000

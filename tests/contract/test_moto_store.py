@@ -12,11 +12,12 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.retry import retry
-from runner.storage import buckets, remotes
+from runner.storage import buckets, remote_layout
 from runner.storage.bucket import ATTEMPTS, Again, Trouble, Unreachable, tries
 from runner.storage.files import Content
 from runner.storage.objects import Objects
-from runner.storage.remotes import Gone, Remote
+from runner.storage.remote_session import Gone
+from runner.storage.remotes import Remote
 from runner.storage.s3 import S3
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, name, names, noise, trace, tree
@@ -303,7 +304,7 @@ def test_the_owner_of_the_bucket_is_demanded(raw: Bucket, proxy: HttpFaults) -> 
 
 def test_many_small_objects_travel_at_once(raw: Bucket, proxy: HttpFaults, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least sixteen requests are under way together."""
-    monkeypatch.setattr(remotes, "SMALL", 0)
+    monkeypatch.setattr(remote_layout, "SMALL", 0)
     content = tree(here, tmp_path, {f"{n}": noise(n, 1000) for n in range(40)})
     together, turn = threading.Event(), threading.Lock()
     waiting = 0

@@ -7,15 +7,16 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import pytest
 
-from drivers.base import Exit, Job
+from drivers.base import Exit
 from runner.execution.terms import Choice, Settings
-from runner.hosts import away
-from runner.hosts.checkpoint_sync import CheckpointSync
-from runner.hosts.sites import Errand, Paths
+from runner.hosts import collecting, following
+from runner.hosts.contact import RemoteContact
+from runner.hosts.following import Follower
 from runner.storage.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
@@ -63,14 +64,14 @@ def there(space: Space, host: int = 1) -> Path:
 def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hung the run: whoever waited for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
-    whole = away.Away._watch
+    whole = Follower.end
 
-    async def broken(site: away.Away, errand: Errand, job: Job, paths: Paths, checkpoints: CheckpointSync | None) -> Exit:
-        if errand.outputs[0].path == "b":
+    async def broken(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+        if follower.errand.outputs[0].path == "b":
             raise KeyError("injected")
-        return await whole(site, errand, job, paths, checkpoints)
+        return await whole(follower, beside)
 
-    monkeypatch.setattr(away.Away, "_watch", broken)
+    monkeypatch.setattr(Follower, "end", broken)
     assert space.attempt(settings=LOOPBACK) == ["a", "b"]
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
@@ -157,7 +158,7 @@ def test_a_step_that_stays_here_runs_here(space: Space) -> None:
 
 
 def test_metrics_come_home_and_what_its_agent_saw_and_a_later_step_can_use_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "SAMPLED", 0.0)
+    monkeypatch.setattr(following, "SAMPLED", 0.0)
     space.recipe(
         """steps:
   train:
@@ -289,7 +290,7 @@ def test_what_a_host_says_a_failed_attempt_left_never_goes_where_inputs_are(tmp_
     (tmp_path / "attempt" / "input").symlink_to(tmp_path / "data")
     (tmp_path / "attempt" / "file").write_text("ours")
     for name in ("input/evil", "file", "file/below", "new/file"):
-        away._leave(str(tmp_path / "attempt"), name, b"theirs")
+        collecting._leave(str(tmp_path / "attempt"), name, b"theirs")
     assert os.listdir(tmp_path / "data") == []
     assert (tmp_path / "attempt" / "file").read_text() == "ours"
     assert (tmp_path / "attempt" / "new" / "file").read_text() == "theirs"
@@ -443,7 +444,9 @@ def test_a_host_that_cannot_be_reached_for_a_while_costs_nothing(space: Space) -
 
 def test_a_step_starts_where_somebody_answers_as_long_as_there_is_such_a_place(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     loopback(space, hosts=2, slots=2)
-    monkeypatch.setattr(away.Away, "silent", property(lambda site: site.name.endswith("host-1"), lambda _site, _value: None), raising=False)
+    monkeypatch.setattr(
+        RemoteContact, "silent", property(lambda contact: contact.name.endswith("host-1"), lambda _contact, _value: None), raising=False
+    )
     space.recipe("steps:\n  s: {matrix: {i: [1, 2, 3]}, run: 'echo {{ matrix.i }} > {{ matrix.i }}.txt', outputs: {o: '{{ matrix.i }}.txt'}}\n")
     space.run(settings=LOOPBACK)
     where = list(sites(space.events).values())

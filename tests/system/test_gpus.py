@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -123,13 +124,13 @@ def test_host_gpus_is_the_share_of_the_step_and_not_in_its_key(
 
 
 def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, cards: Cards) -> None:
+    from runner.hosts.capacity import Capacity
     from runner.hosts.launch import processes
-    from runner.hosts.sites import Site
     from runner.storage.workspace import Workspace
 
     with Workspace.open(space.root) as ws:
-        site = Site(ws, "local", None, ws.machine(), lambda: ws.devices, python="python3", path="/bin", login={})  # type: ignore[arg-type]  # nothing is started
-        assert [processes({}, {"host": site.seen(share)}) for share in (None, 1, 2, 0)] == [2, 1, 2, 1]
+        there = Capacity(ws.machine(), lambda: ws.devices, None, free=cast(Any, None))  # nothing is started
+        assert [processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [2, 1, 2, 1]
 
 
 def test_more_than_there_are_is_refused_before_anything_starts(space: Space, cards: Cards) -> None:

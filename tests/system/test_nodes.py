@@ -18,7 +18,7 @@ from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from runner.hosts import group
 from runner.hosts.away import Away
-from runner.hosts.sites import Errand
+from runner.hosts.errand import Errand
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 

@@ -16,6 +16,7 @@ from runner.storage import files
 from runner.storage.digest_cache import DigestCache
 from runner.storage.disk import SYNCED
 from runner.storage.files import Content, scan
+from runner.storage.manifests import Manifests
 from runner.storage.objects import SMALL, Objects
 from runner.storage.seals import Seal
 
@@ -81,9 +82,9 @@ def test_a_tree_comes_back(objects: Objects, tmp_path: Path, big: int) -> None:
     assert scan(tmp_path / "copy") == content
     objects.stage(content, tmp_path / "attempt/t")
     assert scan(tmp_path / "attempt/t") == content
-    assert [entry.path for entry in objects.matching(content, "a/*")] == ["a/f.txt", "a/run"]
+    assert [entry.path for entry in objects.manifests.matching(content, "a/*")] == ["a/f.txt", "a/run"]
     os.unlink(f"{objects.path(content)}.json")
-    assert [entry.path for entry in objects.entries(content)] == ["a/b/empty", "a/b/l", "a/f.txt", "a/run", "big"]
+    assert [entry.path for entry in objects.manifests.entries(content)] == ["a/b/empty", "a/b/l", "a/f.txt", "a/run", "big"]
     assert list(objects.all()) == [content]
     assert objects.remove(content) and not objects.has(content) and list(objects.all()) == []
 
@@ -204,15 +205,15 @@ def test_a_tree_that_another_process_puts_at_the_same_moment_stays_and_is_as_goo
 ) -> None:
     mine, others = tree(tmp_path / "mine"), tree(tmp_path / "others")
     seen: list[int] = []
-    put_manifest = Objects._put_manifest
+    write = Manifests.write
 
-    def late(self: Objects, target: str, manifest: list[files.Entry]) -> None:
-        put_manifest(self, target, manifest)
-        if self is objects:
+    def late(self: Manifests, target: str, manifest: list[files.Entry]) -> None:
+        write(self, target, manifest)
+        if self is objects.manifests:
             Objects(root).take(others)
             seen.append(os.stat(target).st_ino)
 
-    monkeypatch.setattr(Objects, "_put_manifest", late)
+    monkeypatch.setattr(Manifests, "write", late)
     content = objects.take(mine)
     assert objects.verify(content) and seen == [objects.path(content).stat().st_ino]  # a reader of it loses nothing
     assert not list((root / "partial").iterdir()) and len(list((root / "objects" / content[2:4]).iterdir())) == 2
@@ -328,9 +329,9 @@ def test_a_damaged_manifest_is_not_believed(tmp_path_factory: pytest.TempPathFac
         (folder / ".recipe" / name).mkdir(parents=True)
     objects = Objects(folder / ".recipe")
     content = objects.take(tree(folder / "t"))
-    good = objects.entries(content)
+    good = objects.manifests.entries(content)
     manifest = Path(f"{objects.path(content)}.json")
     data = bytearray(manifest.read_bytes())
     manifest.chmod(0o644)
     manifest.write_bytes(data[:at] if value % 2 else bytes([*data[: at % len(data)], value, *data[at % len(data) + 1 :]]))
-    assert objects.entries(content) == good
+    assert objects.manifests.entries(content) == good

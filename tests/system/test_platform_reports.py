@@ -111,7 +111,7 @@ def test_metrics_go_the_one_way_that_is_set_with_the_fields_of_the_contract(tmp_
     for more, method, path in ways:
         with Receiver() as receiver, Workspace.open(tmp_path, environ=platform(receiver, **{k: receiver.url + v for k, v in more.items()})) as ws:
             assert ws.letters is not None
-            ws.store.runs.post("r1", ws.letters.metrics(RunRow("r1", "tool@1", "", {}, ""), [point], "1"))
+            ws.store.runs.outbox.post("r1", ws.letters.metrics(RunRow("r1", "tool@1", "", {}, ""), [point], "1"))
             deliver(ws.root, ws.environ)
             (got,) = receiver.got
         assert (got.method, got.path, got.headers["authorization"], got.json) == (method, path, "Bearer token-of-the-job", example("metrics"))

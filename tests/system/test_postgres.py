@@ -16,8 +16,9 @@ from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
 from runner.execution.work import Handover
 from runner.reports.delivery import deliver
-from runner.storage import postgres_runs
-from runner.storage.runs import ELSEWHERE, Chunk, Offer, Stale, StepRow
+from runner.storage import postgres_claims, postgres_database
+from runner.storage.exchange import Chunk
+from runner.storage.runs import ELSEWHERE, Offer, Stale, StepRow
 from runner.storage.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
@@ -86,8 +87,8 @@ def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_ha
             return store.runs.claim_next("w2", Offer(store="s3://x"))
 
         assert silent(60, "other/boot 1 1 x") is None
-        assert silent(ELSEWHERE - postgres_runs.CLAIM + 1, "other/boot 1 1 x") is not None
-        assert silent(1, f"{postgres_runs._machine()} 1 1 x") is not None  # a worker of that machine finds the jobs
+        assert silent(ELSEWHERE - postgres_claims.CLAIM + 1, "other/boot 1 1 x") is not None
+        assert silent(1, f"{postgres_claims._machine()} 1 1 x") is not None  # a worker of that machine finds the jobs
         db.execute("UPDATE steps SET state = 'QUEUED'")
         assert silent(1, "other/boot 1 1 x") is not None
 
@@ -95,28 +96,28 @@ def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_ha
 def test_a_key_is_held_by_one_run_until_its_claim_is_over(store: Store, fresh: Callable[[], Store]) -> None:
     one, two = store.runs, fresh().runs
     mine, _ = one.submit(RUN, "w"), two.submit(RUN._replace(id="r2"), "w")
-    assert one.hold_key("k", "r1") and one.hold_key("k", "r1") and not two.hold_key("k", "r2")
-    one.release_keys(["k"], "r1")
-    assert two.hold_key("k", "r2") and not one.hold_key("k", "r1")
-    two.release_keys(["k"], "r2")
-    assert one.hold_key("k", "r1")
+    assert one.exchange.hold_key("k", "r1") and one.exchange.hold_key("k", "r1") and not two.exchange.hold_key("k", "r2")
+    one.exchange.release_keys(["k"], "r1")
+    assert two.exchange.hold_key("k", "r2") and not one.exchange.hold_key("k", "r1")
+    two.exchange.release_keys(["k"], "r2")
+    assert one.exchange.hold_key("k", "r1")
     one.group("r1", mine.fence, [DONE], run_state=("COMPLETED", ""))
-    assert two.hold_key("k", "r2")
+    assert two.exchange.hold_key("k", "r2")
 
 
 def test_chunks_are_read_from_an_offset_in_order_and_are_one_when_folded(store: Store, fresh: Callable[[], Store]) -> None:
     mine = store.runs.submit(RUN, "w")
-    store.runs.add_chunks("r1", mine.fence, [Chunk("a.1", "log", 3, b"def"), Chunk("a.1", "log", 0, b"abc"), Chunk("b.1", "log", 0, b"x")])
-    assert [each.data for each in fresh().runs.chunks("r1", "a.1", "log", 2)] == [b"abc", b"def"]
-    assert [each.data for each in fresh().runs.chunks("r1", "a.1", "log", 3)] == [b"def"]
-    store.runs.fold("r1", mine.fence, Chunk("a.1", "log", 0, b"", "f:0"))
-    assert store.runs.chunks("r1", "a.1", "log", 3) == [Chunk("a.1", "log", 0, b"", "f:0")]
+    store.runs.exchange.add_chunks("r1", mine.fence, [Chunk("a.1", "log", 3, b"def"), Chunk("a.1", "log", 0, b"abc"), Chunk("b.1", "log", 0, b"x")])
+    assert [each.data for each in fresh().runs.exchange.chunks("r1", "a.1", "log", 2)] == [b"abc", b"def"]
+    assert [each.data for each in fresh().runs.exchange.chunks("r1", "a.1", "log", 3)] == [b"def"]
+    store.runs.exchange.fold("r1", mine.fence, Chunk("a.1", "log", 0, b"", "f:0"))
+    assert store.runs.exchange.chunks("r1", "a.1", "log", 3) == [Chunk("a.1", "log", 0, b"", "f:0")]
     with pytest.raises(Stale):
-        store.runs.add_chunks("r1", mine.fence + 1, [Chunk("a.1", "log", 6, b"g")])
+        store.runs.exchange.add_chunks("r1", mine.fence + 1, [Chunk("a.1", "log", 6, b"g")])
 
 
 def test_a_claim_is_kept_while_its_worker_does_other_things(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_runs, "BEAT", 0.02)
+    monkeypatch.setattr(postgres_claims, "BEAT", 0.02)
     store.runs.submit(RUN, "w")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
@@ -143,9 +144,9 @@ def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
 
 def test_a_group_whose_commit_was_answered_by_nobody_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = store.runs.submit(RUN, "w")
-    whole, failed = postgres_runs.PostgresRuns._do, [0]
+    whole, failed = postgres_database.PostgresDatabase.do, [0]
 
-    def cut(runs: postgres_runs.PostgresRuns, what: Callable[..., object]) -> object:
+    def cut(database: postgres_database.PostgresDatabase, what: Callable[..., object]) -> object:
         def then(db: object) -> object:
             answer = what(db)
             if what.__name__ == "store" and not failed[0]:
@@ -153,9 +154,9 @@ def test_a_group_whose_commit_was_answered_by_nobody_is_stored_once(store: Store
                 raise psycopg.OperationalError("the reply was lost")
             return answer
 
-        return whole(runs, then)
+        return whole(database, then)
 
-    monkeypatch.setattr(postgres_runs.PostgresRuns, "_do", cut)
+    monkeypatch.setattr(postgres_database.PostgresDatabase, "do", cut)
     assert store.runs.group("r1", mine.fence, [DONE, DONE]) == 3 and failed == [1]
     assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
 
@@ -172,7 +173,7 @@ def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_
 ) -> None:
     store.runs.submit(RUN._replace(due=1.0), "w")
     with psycopg.connect(url, autocommit=True) as db:
-        db.execute("UPDATE runs SET holder = %s", (f"{postgres_runs._machine()} {os.getpid()} another-start x",))
+        db.execute("UPDATE runs SET holder = %s", (f"{postgres_claims._machine()} {os.getpid()} another-start x",))
     assert store.runs.claim_next("w2", Offer()) == ("r1", 2) and store.runs.get("r1").recoveries == 1
     with Store.open(tmp_path / ".recipe") as alone:
         assert alone.runs.latest() == []

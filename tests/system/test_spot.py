@@ -10,7 +10,8 @@ import pytest
 
 from drivers.base import Need, Offer, Traits
 from drivers.cloud import expected
-from runner.hosts.pool import MOST_TAKEN, HostPool
+from runner.hosts.needs import MOST_TAKEN, Spot
+from runner.hosts.pool import HostPool
 from runner.hosts.sites import Site
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.store import Store
@@ -84,13 +85,13 @@ def test_a_training_that_is_preempted_goes_on_from_its_checkpoint_on_another_mac
 def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None:
     nothing = cast(Any, None)
     leases = cast(Any, SimpleNamespace(driver=SimpleNamespace(traits=Traits())))
-    pool = HostPool(nothing, "r", nothing, "gcp", _market="spot", leases=leases)
+    pool = HostPool(nothing, "r", nothing, "gcp", spot=Spot("spot"), leases=leases)
     wants = StepSpec("r@1", "s", {}, ResourceSpec(gpus=1))
     for number in range(MOST_TAKEN):
         assert pool.need(wants) == Need(gpus=1, market="spot")
         taken = cast(Site, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
-        pool._spot.add(taken.name)
-        assert pool._gone(taken)
+        pool.spot.add(taken)
+        assert pool.spot.gone([taken])
     assert pool.need(wants) == Need(gpus=1)
 
 

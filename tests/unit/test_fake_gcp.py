@@ -113,7 +113,7 @@ def test_the_provider_ends_what_has_run_for_long_enough(action: str, left: list[
     assert account.show("a")["status"] == "RUNNING"
     account.wait(2)
     assert account.listing() == left
-    assert account.world.alive() == [] or account.show("a")["status"] == "TERMINATED"
+    assert account.world.account.alive() == [] or account.show("a")["status"] == "TERMINATED"
 
 
 def test_a_quota_is_asked_before_and_kept() -> None:
@@ -184,7 +184,7 @@ def test_every_reply_has_the_form_of_the_discovery_document() -> None:
     account.call("GET", f"{account.project}/regions/us-central1")
     account.call("GET", account.project)
     account.call("GET", f"{account.project}/aggregated/acceleratorTypes")
-    account.world.machines[account.show("a")["id"]].attributes["hostkeys", "ssh-ed25519"] = "AAAA"
+    account.world.account.machines[account.show("a")["id"]].attributes["hostkeys", "ssh-ed25519"] = "AAAA"
     account.call("GET", f"{account.project}/zones/{account.zone}/instances/a/getGuestAttributes", queryPath="hostkeys/")
     account.call("POST", f"{account.project}/global/firewalls", {"name": "ssh", "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}]})
     account.call("GET", f"{account.project}/global/firewalls/ssh")

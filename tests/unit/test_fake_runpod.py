@@ -92,7 +92,7 @@ def test_the_volume_of_a_stopped_pod_costs_twice_what_it_costs_a_running_one() -
     account = RunpodAccount("boot=5")
     made = account.data(account.rent("a", account.gpu(), disk=10, mounts={"persistent": {"size": 100, "path": "/workspace"}}))
     account.wait(10)
-    pod = account.world.machines[made["id"]]
+    pod = account.world.account.machines[made["id"]]
     running = pod.rates["disk"]
     account.pause(made["id"], running=False)
     assert running == pytest.approx(110 * 0.1 / 720) and pod.rates == {"disk": pytest.approx(100 * 0.2 / 720)}
@@ -110,7 +110,7 @@ def test_an_empty_account_loses_pods_without_a_network_volume() -> None:
     account = RunpodAccount("boot=5")
     bare = account.create("a")
     kept = account.data(account.rent("b", account.gpu(), mounts={"network": [{"volumeId": "v", "path": "/workspace"}]}))["id"]
-    account.world.credit = 0.01
+    account.world.account.credit = 0.01
     account.wait(7200)
     assert bare not in account.listing() and account.show(kept)["status"] == "EXITED"
 

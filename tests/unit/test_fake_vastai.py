@@ -35,7 +35,7 @@ def test_an_outbid_instance_is_stopped_in_all_three_words_and_its_disk_is_billed
     assert found and (found["cur_state"], found["intended_status"], found["next_state"], found["actual_status"]) == ("stopped",) * 3 + ("exited",)
     before = account.billed()
     account.wait(3600)
-    assert account.billed() - before == pytest.approx(sum(machine.rates["disk"] for machine in account.world.alive()))
+    assert account.billed() - before == pytest.approx(sum(machine.rates["disk"] for machine in account.world.account.alive()))
 
 
 def test_an_instance_comes_up_by_steps() -> None:
@@ -50,7 +50,9 @@ def test_an_instance_comes_up_by_steps() -> None:
         seen.append((found["actual_status"], bool(found["ports"])))
     assert seen == [(None, False), ("loading", False), ("running", True)]
     assert found["public_ipaddr"].endswith("\n"), "it carries white space"
-    assert [entry.what for entry in account.world.settled() if entry.event == "billed" and entry.at - account.world.ledger[0].at <= 40] == ["disk"]
+    assert [
+        entry.what for entry in account.world.account.settled() if entry.event == "billed" and entry.at - account.world.account.ledger[0].at <= 40
+    ] == ["disk"]
 
 
 def test_an_instance_that_is_gone_is_null_and_the_old_listing_is_gone() -> None:
@@ -196,7 +198,7 @@ def test_every_reply_has_the_form_of_the_providers_documents() -> None:
         jsonschema.validate(reply.body, schema)
         checked += 1
     assert checked > 16
-    row = account.world.machines[str(machine)]
+    row = account.world.account.machines[str(machine)]
     shape = published["GET", "/api/v1/instances"]["200"]["content"]["application/json"]["schema"]["properties"]["instances"]["items"]
-    jsonschema.validate(account.world._shown(row), shape)  # the listing's row: the document of a single instance has two fields wrong
-    assert shape["properties"].keys() - {"credit_discount_max"} <= account.world._shown(row).keys(), "no field of a row is missing"
+    jsonschema.validate(account.world.lists.shown(row), shape)  # the listing's row: the document of a single instance has two fields wrong
+    assert shape["properties"].keys() - {"credit_discount_max"} <= account.world.lists.shown(row).keys(), "no field of a row is missing"

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drivers.fakes.account import lines
 from drivers.fakes.faults import AMOUNTS, CHANCES, Luck, parse
-from drivers.fakes.world import Request, lines
+from drivers.fakes.world import Request
 from tests.fake_accounts import ACCOUNTS, KEY, Account
 
 EVERY = pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.name)
@@ -53,7 +54,7 @@ def play(account: Account, actions: list[tuple[str, int, float]]) -> None:
 def test_what_is_billed_is_what_was_rented(kind: type[Account], actions: list[tuple[str, int, float]], faults: str, seed: int) -> None:
     account = kind(faults, seed)
     play(account, actions)
-    ledger = account.world.settled()
+    ledger = account.world.account.settled()
     assert [entry.at for entry in ledger] == sorted(entry.at for entry in ledger)
     born = {entry.machine: entry.at for entry in ledger if entry.event == "created"}
     ended = {entry.machine: entry.at for entry in ledger if entry.event == "destroyed"}
@@ -64,8 +65,8 @@ def test_what_is_billed_is_what_was_rented(kind: type[Account], actions: list[tu
             assert entry.usd == pytest.approx(entry.rate * (entry.at - entry.since) / 3600)
             spans.setdefault((entry.machine, entry.what), []).append((entry.since, entry.at))
     assert all(before[1] <= after[0] for of in spans.values() for before, after in itertools.pairwise(of)), "a second is billed twice"
-    assert account.world.credit == pytest.approx(account.world.amount("balance", 100.0) - account.billed(), abs=1e-6)
-    assert {machine.id for machine in account.world.alive()} == born.keys() - ended.keys()
+    assert account.world.account.credit == pytest.approx(account.world.amount("balance", 100.0) - account.billed(), abs=1e-6)
+    assert {machine.id for machine in account.world.account.alive()} == born.keys() - ended.keys()
 
 
 @EVERY
@@ -76,7 +77,7 @@ def test_the_same_requests_have_the_same_replies(kind: type[Account], actions: l
     play(one, actions)
     play(other, actions)
     assert one.replies == other.replies
-    assert lines(one.world.settled()) == lines(other.world.settled())
+    assert lines(one.world.account.settled()) == lines(other.world.account.settled())
 
 
 @EVERY
@@ -159,9 +160,9 @@ def test_what_is_destroyed_already_is_not_found(kind: type[Account]) -> None:
 def test_an_empty_account_stops_what_runs(kind: type[Account]) -> None:
     account = kind("boot=5")
     assert account.create("recipe-1")
-    account.world.credit = 0.01
+    account.world.account.credit = 0.01
     account.wait(7200)
-    assert not any(machine.up for machine in account.world.alive())
+    assert not any(machine.up for machine in account.world.account.alive())
     assert account.billed() < 0.1
     account.create("recipe-2")
     assert account.replies[-1][2].status >= 400, "and rents nothing"

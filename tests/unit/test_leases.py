@@ -253,29 +253,29 @@ def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_tha
     """Its machine may have come up and ended itself meanwhile."""
 
     async def act(leases: Leases) -> None:
-        leases.limit, now = 2.0, time.time()
+        leases.budget.limit, now = 2.0, time.time()
         for key, asked, until in (("0" * 16, now - 3600, now - 1800), ("1" * 16, now - 60, now + 3600)):
             leases.ledger.ask(LeaseRow(key, "loopback", "r1", "/ws", {}, "dead", "ASKED", {"id": "x"}, until, 1.2, asked=asked))
         assert await leases.adopt() == [] and states(leases) == ["GONE", "GONE"]
-        assert leases.left() == pytest.approx(2.0 - 0.6), "half an hour of the first; the second would be there still"
+        assert leases.budget.left() == pytest.approx(2.0 - 0.6), "half an hour of the first; the second would be there still"
 
     on(tmp_path, act)
 
 
 def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     async def first(leases: Leases) -> None:
-        leases.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
-        assert leases.left() == 10.0 and not leases.full
+        leases.budget.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
+        assert leases.budget.left() == 10.0 and not leases.budget.full
         row = await rented(leases)
-        assert row is not None and leases.full and leases.left() < 1.0, "it may cost nearly all of it by its end"
+        assert row is not None and leases.budget.full and leases.budget.left() < 1.0, "it may cost nearly all of it by its end"
         assert row.until - row.asked == pytest.approx(10.0 / 1.2 * 3600, rel=0.02)
 
     async def other(leases: Leases) -> None:
-        leases.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
-        assert leases.full
+        leases.budget.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
+        assert leases.budget.full
         with pytest.raises(CannotRun, match=r"\[limits\] cost_per_day"):
             await rented(leases)
-        leases.limits = {"price": 1.0}
+        leases.budget.limits = {"price": 1.0}
         with pytest.raises(CannotRun, match=r"costs \$1.20 an hour, and `\[limits\] price` is \$1.00"):
             await rented(leases)
 

@@ -26,10 +26,11 @@ import pytest
 
 from drivers import cloud, vastai_wire, web
 from drivers.base import DriverError, HostLost, Lease, Need, Order, Unsure, Wish
+from drivers.fakes.account import EPOCH
 from drivers.fakes.faults import parse
 from drivers.fakes.vastai import FOREIGN
 from drivers.fakes.vastai import Vastai as Market
-from drivers.fakes.world import EPOCH, Request
+from drivers.fakes.world import Request
 from drivers.vastai import Vastai
 from drivers.vastai_wire import Wire
 from drivers.web import Answer
@@ -120,10 +121,10 @@ class Model(Vastai):
     def _over(self, mark: str) -> None:
         """What the boot script does, on a machine that came up."""
         world = self._model.world
-        world.advance(asyncio.get_running_loop().time())
-        for machine in world.alive():
+        world.account.advance(asyncio.get_running_loop().time())
+        for machine in world.account.alive():
             if machine.mark == mark and machine.up:
-                world.end(machine)
+                world.account.end(machine)
 
     async def hosts(self, lease: Lease) -> Any:
         found = await self._alive(lease)
@@ -155,7 +156,7 @@ class Schedule:
         self.wrong: list[str] = []
 
     def _foreign(self) -> list[tuple[str, str, float | None]]:
-        return [(machine.id, machine.mark, machine.gone) for machine in self.world.machines.values() if machine.by == FOREIGN]
+        return [(machine.id, machine.mark, machine.gone) for machine in self.world.account.machines.values() if machine.by == FOREIGN]
 
     def look(self) -> None:
         """What has to be true at any time."""
@@ -163,7 +164,7 @@ class Schedule:
         if states.keys() - self.runs.keys():
             self.runs = {row.key: row.run for row in self.ledger.since(0)}
         living: dict[str, int] = {}
-        for machine in self.world.alive():
+        for machine in self.world.account.alive():
             if machine.by == FOREIGN:
                 continue
             key = machine.mark.rpartition("-")[2]
@@ -179,7 +180,7 @@ class Schedule:
     def process(self, run: str) -> Leases:
         """The leases of a run, as a new process has them."""
         made = self.leases(Model(self.wire(self.world, self.luck, self.look), self.installation), "vastai", self.ledger, run, "/ws", self.heard)
-        made.limit, made.limits, made.least = self.limit, {"machines": 1} if self.few else {}, 60.0
+        made.budget.limit, made.budget.limits, made.budget.least = self.limit, {"machines": 1} if self.few else {}, 60.0
         return made
 
     def heard(self, before: str, row: LeaseRow) -> None:
@@ -200,7 +201,7 @@ class Schedule:
         while True:
             row = rows[0] if rows else None
             try:
-                if row is None and not leases.full:
+                if row is None and not leases.budget.full:
                     for offer in (await leases.offers(Wish(Need(gpus=1))))[:3]:
                         if (row := await leases.ask(Need(gpus=1), offer)) is not None:
                             break
@@ -256,14 +257,14 @@ class Schedule:
             assert not await end(leases, row, "the run is over")
         assert await self.process("").strangers() == []
         self.look()
-        self.wrong += [f"{machine.mark} is left" for machine in self.world.alive() if machine.by != FOREIGN]
+        self.wrong += [f"{machine.mark} is left" for machine in self.world.account.alive() if machine.by != FOREIGN]
         self._cheap()
 
     def _cheap(self) -> None:
         """No run may have cost more than its limit, a little time of each of its machines aside."""
         rows = {row.key: row for row in self.ledger.since(0)}
         spent: dict[str, float] = {}
-        for entry in self.world.settled():
+        for entry in self.world.account.settled():
             if entry.event == "billed" and (row := rows.get(entry.mark.rpartition("-")[2])) is not None:
                 spent[row.run] = spent.get(row.run, 0.0) + entry.usd
         for run, usd in spent.items():

@@ -39,7 +39,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
 
     def begun(name: str) -> Attempt:
         attempt = Attempt(str(attempts / name))
-        attempt.begin(scrap)
+        attempt.folder.begin(scrap)
         return attempt
 
     one = begun("one")
@@ -48,7 +48,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     one.retire(scrap, Objects(tmp_path))
     two = begun("two")
     two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
-    two.ready()
+    two.folder.ready()
     assert (attempts / "two" / "lib").is_symlink() and (attempts / "two" / "lib/sub/a").read_text() == "lib/sub/a"
 
 
@@ -57,10 +57,10 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(tm
     scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
     for name in ("one", "two"):
         attempt = Attempt(str(tmp_path / "attempts" / name))
-        attempt.begin(scrap)
+        attempt.folder.begin(scrap)
         if name == "one":
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
             attempt.retire(scrap, Objects(tmp_path))
     attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
-    attempt.ready()
+    attempt.folder.ready()
     assert (tmp_path / "attempts/two/out").is_dir()

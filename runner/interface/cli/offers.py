@@ -14,8 +14,8 @@ from drivers.base import Need, Offer, Wish
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts import offering
+from ...hosts.needs import market_of, need_for
 from ...hosts.offering import Shelf
-from ...hosts.pool import market_of, need_for
 from ...storage.workspace import Workspace
 from ..tables import aligned
 from .chosen import begun

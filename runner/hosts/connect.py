@@ -1,0 +1,194 @@
+"""A host that was given to us becomes a place: it is asked what it has, and the streams and the store of ours are opened there.  Knows no leases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from drivers import devices, machine
+from drivers.base import Addressed, Argv, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
+from drivers.devices import Card
+
+from ..errors import CannotRun, Infrastructure
+from ..extensions import packages
+from ..storage.files import Content
+from ..storage.workspace import Workspace
+from . import interpreters
+from .away import Away
+from .client import Client, there
+from .sites import Site
+
+if TYPE_CHECKING:
+    from .wire import Progress
+
+TELL = 5.0
+"""Seconds between words about a transfer."""
+
+# The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
+# python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
+# $1: the name of that Python, $2: our root, empty for no such folder.
+_ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
+python=$(command -v "$1")
+printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
+printf 'VERSION=%s\n' "$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+if [ -n "$2" ] && [ -n "$python" ] && [ "${python##*/}" != python ]; then
+  case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
+  ours=$ours/bin/python-$(printf %s "$python" | cksum | tr ' ' -)
+  [ -x "$ours/python" ] || {
+    mkdir -p -- "$ours"
+    quoted=$(printf %s "$python" | sed "s/'/'\\\\''/g")
+    printf '%s\n' '#!/bin/sh' "exec '$quoted' \"\$@\"" >"$ours/python.$$" && chmod 755 "$ours/python.$$" && mv -f "$ours/python.$$" "$ours/python"
+  } 2>/dev/null
+  "$ours/python" -c '' 2>/dev/null && printf 'CALLED=%s\n' "$ours"
+fi
+env | sed 's/^/env /'
+nvidia-smi -L 2>/dev/null || :
+"""
+_TOLD = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
+
+
+# What Python this is: its version, and sorted name==version lines.
+_PACKAGES = (
+    "import json, platform; from importlib.metadata import distributions as all\n"
+    "print(json.dumps([platform.python_version(), sorted({f'{each.name}=={each.version}' for each in all()})]))"
+)
+_NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
+
+
+class Connector:
+    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock."""
+
+    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None]) -> None:
+        self._ws, self._name, self._named, self._say = ws, name, named, say
+
+    def here(self, local: Client) -> Site:
+        """This machine.  Raises CannotRun."""
+        return self._near(self._python(), "local", local, self._ws.machine(), lambda: self._ws.devices)
+
+    def _python(self) -> str:
+        """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
+        named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
+        python = interpreters.chosen(named, self._ws.root, self._ws.environ)
+        interpreters.ask(python)
+        return python
+
+    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int) -> Site:
+        """The place on one host, of which so many were leased.  Raises CannotRun, DriverError."""
+        name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
+        slots = None if traits.allocates else places
+        have = offer.resources
+        room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
+        cards = tuple(Card(number) for number in range(have.gpus or 0))
+        from .transfer import Depot
+        from .wire import Wire
+
+        python = lease.data.get("python", "python3")
+        root = lease.data.get("root") or host.root
+        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
+        jobs = there(wire)
+        if not traits.shared_disk:
+            jobs.wake()  # it comes up while we ask
+        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, "" if traits.shared_disk else root))
+        if traits.shared_disk:
+            cards = devices.listed(await asked) or cards
+            return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
+        depot = Depot(wire, self._recall)
+        try:
+            said, _ = await asyncio.gather(asked, depot.open())
+        except BaseException as error:
+            await jobs.aclose()
+            if isinstance(error, Infrastructure):
+                raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
+            raise
+        cards = devices.listed(said) or cards
+        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
+        python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
+        for folder in filter(None, (os.path.dirname(python), told.get("CALLED"))):
+            path = f"{folder}:{path}"
+        login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
+        seen = devices.visible(login.get(devices.VISIBLE), cards)
+        site = Away(
+            self._ws,
+            name,
+            jobs,
+            room,
+            seen,
+            depot,
+            slots=slots,
+            python=python,
+            version=told.get("VERSION", ""),
+            path=path,
+            login=login,
+            say=self._say,
+        )
+        site.address = host.address if isinstance(host, Addressed) else ""
+        return site
+
+    def _near(
+        self,
+        python: str,
+        name: str,
+        host: Client,
+        machine: Mapping[str, float],
+        cards: Callable[[], Sequence[devices.Device]],
+        slots: int | None = None,
+    ) -> Site:
+        """A place that sees our disk: what this login has is there, too."""
+        path = interpreters.command_path(python, self._ws.home, self._ws.environ)
+        return Site(self._ws, name, host, machine, cards, slots=slots, python=python, path=path, login=self._ws.environ)
+
+    def _recall(self, content: str) -> Any:
+        """The manifest of a tree, where we have it."""
+        return self._ws.objects.manifests.entries(Content(content)) if self._ws.objects.has(Content(content)) else None
+
+
+async def measure(offer: Offer, need: Need, host: Host) -> None:
+    """Raises HostLost when a machine has less than was promised."""
+    told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
+    if short := machine.less(offer.resources, need, told):
+        raise HostLost(short)
+
+
+async def same_packages(sites: Iterable[Site]) -> None:
+    """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
+    for site in sites:
+        if not isinstance(site, Away):
+            continue
+        call = site.host.call((site.python, "-c", _PACKAGES))
+        try:
+            found = json.loads(b"".join([data async for data in call]))
+        except (Rejected, ValueError) as error:
+            raise CannotRun(f"the Python of {site.name} ({site.python}) does not run: {error}", fix=_NAME_PYTHON) from error
+        ours = list(packages())
+        if found != ours:
+            differ = sorted({*found[1]} ^ {*ours[1]})
+            some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+            what = some or f"Python {found[0]}, not {ours[0]}"
+            raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
+
+
+async def _said(host: Host, argv: Argv) -> str:
+    return b"".join([data async for data in host.call(argv)]).decode("utf-8", "surrogateescape")
+
+
+class _Told:
+    """Words about long transfers: one line now and then."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: dict[str, float] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        now = asyncio.get_running_loop().time()
+        if progress.done == progress.total:
+            self._last.pop(progress.what, None)
+        elif progress.what not in self._last:
+            self._last[progress.what] = now
+        elif now - self._last[progress.what] >= TELL:
+            self._last[progress.what] = now
+            left = f", {progress.eta:.0f} s left" if progress.eta is not None else ""
+            share = f"{progress.done / 1e6:.0f} of {progress.total / 1e6:.0f} MB"
+            self._say(f"{progress.what}: {share}, {progress.rate / 1e6:.0f} MB/s{left}")

@@ -1,0 +1,68 @@
+"""Whether a host answers: what is asked of it is asked again until it does, or until it is given up for lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from drivers.base import HostLost, Throttled, Unreachable
+
+from ..retry import pause, retry_async
+
+_T = TypeVar("_T")
+OUT_OF_SIGHT: Final = 900.0
+"""Seconds without a word from a host after which what runs there is given up for lost."""
+
+
+class Contact:
+    """Of a host that always answers: this machine, and what shares its disk."""
+
+    silent = False
+    """Whether it does not answer now; what runs there may go on, but there are better places to start something."""
+
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask until the host answers."""
+        return await ask()
+
+
+class RemoteContact(Contact):
+    """Of a host that may be out of sight for a while: unreachable is not failed."""
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self.name, self._say = name, say
+        self._silent_since = 0.0
+
+    async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask again while the host cannot be seen.  Raises HostLost when that takes too long."""
+
+        async def once() -> _T:
+            try:
+                answer = await ask()
+            except Unreachable as error:
+                self._unseen(error)
+                raise
+            if self.silent:
+                self._say(f"{self.name} answers again")
+                self.silent = False
+            return answer
+
+        return await retry_async(once, _until_seen)
+
+    def _unseen(self, error: Unreachable) -> None:
+        """The host could not be reached.  Raises HostLost when that takes too long."""
+        now = time.monotonic()
+        if not self.silent:
+            self.silent, self._silent_since = True, now
+            self._say(f"{self.name} cannot be reached ({error}); what runs there goes on, and is asked after again")
+        if now - self._silent_since > OUT_OF_SIGHT:
+            raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
+
+
+def throttled(error: Exception, _tried: int) -> float | None:
+    """A policy: a provider that was asked too often says how long to wait."""
+    return error.after.total_seconds() if isinstance(error, Throttled) else None
+
+
+def _until_seen(error: Exception, tried: int) -> float | None:
+    return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) else throttled(error, tried)

@@ -1,0 +1,109 @@
+"""What an attempt on another disk prints and measures comes here while it runs: its log, its metrics, what the agent sees of its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivers.base import Exit, Job, Unreachable
+
+from .contact import Contact
+from .errand import FOREVER, Errand, Paths
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .transfer import Depot
+
+FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
+"""Seconds between looks at what a step prints: while it does, and when it has not for a while."""
+SAMPLED = 5.0
+"""Seconds that a job takes before the agent there looks at the machine, and between its looks."""
+ROOM = 8 << 20
+"""Of a metrics file: bytes that are fetched at once."""
+
+
+class Follower:
+    """Of one attempt.  `paths` are those there; here they begin with the attempt's own."""
+
+    def __init__(self, host: Client, depot: Depot, contact: Contact, errand: Errand, job: Job, paths: Paths) -> None:
+        self._host, self._depot, self._contact, self.errand, self._job, self._there = host, depot, contact, errand, job, paths
+        self._here = Paths.at(errand.attempt.path)
+
+    async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+        """The job's end.  Until then what it prints and measures comes here; other work `beside` goes on as long."""
+        doing = [self._log(), self._file(self._there.host, self._here.host, SAMPLED, SAMPLED), *beside]
+        if self.errand.metrics is not None and self.errand.metrics.in_environment:
+            doing.append(self._file(self._there.metrics, self._here.metrics))
+        tasks = [asyncio.ensure_future(each) for each in doing]
+        try:
+            exit: Exit | None = None
+            while exit is None:
+                exit = await self._contact.insist(lambda: self._host.wait(self._job, FOREVER))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return exit
+
+    async def rest(self, exit: Exit) -> None:
+        """What was printed and measured since the last look."""
+        errand, here, paths = self.errand, self._here, self._there
+        await self._append()
+        sampled = exit.ended - exit.started >= SAMPLED
+        while sampled and (data := await self._depot.read(paths.host, _size(here.host), limit=ROOM)):
+            _append(here.host, data)
+        if errand.metrics is None or errand.metrics[1]:
+            return
+        if not errand.metrics[0]:
+            while data := await self._depot.read(paths.metrics, _size(here.metrics), limit=ROOM):
+                _append(here.metrics, data)
+            return
+        for name in await self._depot.matching(paths.cwd, errand.metrics[0]):
+            data = await self._depot.read(f"{paths.cwd}/{name}", limit=ROOM)
+            target = Path(errand.attempt.path, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)  # an earlier worker may have brought it
+            _append(str(target), data)
+
+    async def _log(self) -> None:
+        """Append what the job prints to its log here, as long as we are not cancelled."""
+        pause = FIRST_GLANCE
+        while True:
+            await asyncio.sleep(pause)  # first: a step that is over by then is not asked twice
+            with contextlib.suppress(Unreachable):  # who waits for the end says so
+                pause = GLANCE if await self._append() else min(LONGEST_GLANCE, pause * 1.3)
+
+    async def _append(self) -> bool:
+        """All that is there by now; whether there was anything."""
+        grown = False
+        while data := await self._host.log(self._job, _size(self._here.log)):
+            _append(self._here.log, data)
+            grown = True
+        return grown
+
+    async def _file(self, path: str, target: str, least: float = GLANCE, most: float = LONGEST_GLANCE) -> None:
+        pause = least
+        while True:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(Unreachable):
+                data = await self._depot.read(path, _size(target), limit=ROOM)
+                _append(target, data)
+                pause = least if data else min(most, pause * 1.3)
+
+
+def _append(path: str, data: bytes) -> None:
+    if data:
+        with open(path, "ab") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

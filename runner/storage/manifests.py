@@ -1,0 +1,78 @@
+"""The manifests of trees in the content store: what a tree holds, without a walk through it.  Each lies beside its object, or alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from ..errors import Corrupt
+from ..paths import glob
+from . import files
+from .disk import Disk, fail, write
+from .files import Content, Entry
+
+SUFFIX = {"f": "", "x": ".x", "t": ".t"}
+
+
+def place(root: str, content: Content) -> str:
+    """Where an object lies below the store's folder."""
+    return f"{root}/objects/{content[2:4]}/{content[2:]}{SUFFIX[content[0]]}"
+
+
+class Manifests:
+    """Below one store's folder."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._root, self._disk = root, disk
+
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        target = place(self._root, content)
+        try:
+            with open(f"{target}.json", encoding="utf-8", errors="surrogateescape") as file:
+                manifest = [Entry(*row) for row in json.load(file)]
+            if files.tree_id(manifest) == content:
+                return manifest
+        except (OSError, ValueError, TypeError):
+            pass
+        # The manifest is only a shortcut; the tree itself says the same.
+        try:
+            manifest = files.entries(target)
+        except files.Unhashable as error:
+            raise Corrupt(str(error)) from error
+        if files.tree_id(manifest) != content:
+            raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
+        return manifest
+
+    def known(self, content: Content) -> bool:
+        """Whether the manifest of a tree can be read, though the tree may not be here."""
+        target = place(self._root, content)
+        return os.path.lexists(f"{target}.json") or os.path.lexists(target)
+
+    def put(self, content: Content, manifest: Sequence[Entry]) -> None:
+        """Put away the manifest of a tree that is not here."""
+        try:
+            self.write(place(self._root, content), manifest)
+        except OSError as error:
+            fail(place(self._root, content), error)
+
+    def matching(self, content: Content, pattern: str) -> list[Entry]:
+        """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
+        fits = glob(pattern)
+        return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
+
+    def write(self, target: str, manifest: Sequence[Entry]) -> None:
+        """Put a manifest beside the tree that lies, or will lie, at `target`.  Raises OSError."""
+        temporary = self._disk.temporary()
+        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
+        write(temporary, text.encode("utf-8", "surrogateescape"), "f")
+        self._disk.place(temporary, f"{target}.json")
+
+    def forget(self, before: float) -> None:
+        """Delete manifests of trees that are not here: they came from a store, and come again."""
+        for prefix in os.listdir(f"{self._root}/objects"):
+            for name in os.listdir(f"{self._root}/objects/{prefix}"):
+                path = f"{self._root}/objects/{prefix}/{name}"
+                if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
+                    os.unlink(path)

@@ -1,0 +1,70 @@
+"""One bucket as a store of contents uses it: which of its objects are known, or known to be wrong, and how many bytes have travelled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ..errors import Corrupt
+from . import remote_layout as layout
+from .bucket import crew, lock
+
+if TYPE_CHECKING:
+    from .bucket import Bucket, Stat
+
+WIDTH: Final = 32
+"""Requests in flight."""
+GRACE: Final = 86_400.0
+"""Seconds that an object stays after a collector has first seen that nobody needs it."""
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
+
+
+class Gone(Corrupt):
+    """A content that was told of is not in the store, or its bytes are not what its name says."""
+
+
+class Session:
+    """May be used by several threads."""
+
+    def __init__(self, bucket: Bucket, now: Callable[[], float] = time.time) -> None:
+        self.bucket, self.now = bucket, now
+        self.bad: set[str] = set()
+        """Names whose bytes were wrong: their presence proves nothing."""
+        self._counting = lock()
+        self.sent = 0
+        """Bytes of content, so far."""
+        self.received = 0
+
+    @property
+    def url(self) -> str:
+        return self.bucket.url
+
+    def trace(self, key: str) -> layout.Found | None:
+        data = self.bucket.read(layout.trace_name(key))
+        return None if data is None else layout.trace_of(data, key)
+
+    def there(self, name: str, size: int | None = None) -> bool:
+        """Whether an object is there and need not be written: neither wrong, nor so old that a collector may be about to take it."""
+        if name in self.bad:
+            return False
+        stat = self.bucket.head(name)
+        return stat is not None and (size is None or stat.size == size) and self.now() - stat.at < GRACE / 2
+
+    def gone(self, name: str, why: str) -> Gone:
+        self.bad.add(name)
+        return Gone(f"{self.url}/{name} {why}", fix="the step that makes it will be run, and what it makes put there anew")
+
+    def listed(self, prefix: str) -> list[Stat]:
+        shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(prefix.partition("/")[0], layout.OBJECT)
+        return [stat for stat in self.bucket.names(prefix) if shape.fullmatch(stat.name)]
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        with self._counting:
+            self.sent += sent
+            self.received += received
+
+    def map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
+        return crew(do, list(items), width=min(width, self.bucket.width), deadline=deadline, what=self.url)
