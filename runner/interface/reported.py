@@ -10,10 +10,11 @@ from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
+from ..storage.links import Link, printed, recorded
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
-from .logs import Part, parts, unmaskable
+from .logs import Part, Tail, parts, tail_of, unmaskable
 
 
 def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[tuple[Part, Sequence[Point]]]:
@@ -28,6 +29,32 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
             yield part, samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
         else:
             yield part, (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+
+
+def links(ws: Workspace, run: str) -> list[Link]:
+    """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
+    found = recorded(ws.store.runs.attempts(run))
+    for part in parts(ws.store.runs.events(run)):
+        if not part.ended:
+            found += printed(part.step, _begun(ws, run, part), {})
+    return list(dict.fromkeys(found))
+
+
+def _begun(ws: Workspace, run: str, part: Part) -> bytes:
+    """The beginning of a log that is being written, masked; nothing of one that cannot be masked here."""
+    if not rows.is_elsewhere(ws, run) and unmaskable(part, ws.root, ws.environ):
+        return b""
+    try:
+        tail = tail_of(ws, run, part)
+    except CannotRun:
+        return b""
+    if tail is None:
+        return b""
+    try:
+        return tail.read()
+    finally:
+        if isinstance(tail, Tail):
+            tail.close()
 
 
 def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:

@@ -18,6 +18,7 @@ from ..storage.ledger import LeaseRow, Ledger, of_user
 from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey import run_graph
+from .reported import links
 
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
@@ -72,6 +73,12 @@ class InstanceData(TypedDict):
     usd_an_hour: float
 
 
+class LinkData(TypedDict):
+    step: str
+    name: str
+    to: str
+
+
 class EstimateData(TypedDict):
     cost: float | None
     seconds: float | None
@@ -96,6 +103,7 @@ class DetailData(RunData):
     steps: list[StepData]
     graph: list[GraphData]
     outputs: list[OutputData]
+    links: list[LinkData]
 
 
 class EventData(TypedDict):
@@ -172,6 +180,7 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
         ],
         "graph": _graph(ws, row.id),
         "outputs": outputs(ws, row),
+        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row.id)],
     }
 
 
