@@ -359,6 +359,15 @@ class Accounted(Driver, Protocol):
         ...
 
 
+@runtime_checkable
+class Marking(Driver, Protocol):
+    """A driver whose machines bear the name of the installation that rented them."""
+
+    def look_for(self, installation: str) -> None:
+        """From now on `leases` has the machines of another installation of this user: they can be ended, and not logged in to."""
+        ...
+
+
 def file_name(key: str) -> str:
     """A key as a file name and a word."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":

@@ -262,6 +262,9 @@ class Gcp:
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
+
     async def leases(self) -> Sequence[Lease]:
         ours = self._installation.name
         found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
