@@ -368,6 +368,18 @@ class Marking(Driver, Protocol):
         ...
 
 
+@runtime_checkable
+class Exporting(Driver, Protocol):
+    """A driver that can say what it would rent as a program for another tool."""
+
+    def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
+        """A program for Pulumi that makes the machine of the settings, what lies beside it, and a bucket where one is named.  Asks nobody.
+
+        Raises Rejected where the settings do not say enough for one machine.
+        """
+        ...
+
+
 def file_name(key: str) -> str:
     """A key as a file name and a word."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
