@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from drivers.base import Order
 from drivers.gcp import Gcp
 from drivers.gcp_prices import T4
+from runner.interface.cli.main import main
 from tests.support import Space
 from tests.system.test_stacks import stack
 
@@ -71,19 +73,27 @@ def made(text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]
     return {kind: {name: plain(value) for name, value in given.items()} for kind, _, given in MADE if kind in ("Instance", "Firewall", "Bucket")}
 
 
-def exported(space: Space, name: str = "tiny") -> str:
-    code, out, said = space.command("stack", "export", name, "--pulumi")
-    assert code == 0, said
-    return str(out)
+Told: TypeAlias = Callable[..., tuple[int, str, str]]
 
 
-def test_the_program_makes_what_the_driver_would_order(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def export(space: Space, capsys: pytest.CaptureFixture[str]) -> Told:
+    """The command: its exit code, and what it prints on both streams."""
+
+    def ran(*words: str) -> tuple[int, str, str]:
+        code = main(["stack", "-C", str(space.root), "export", "tiny", *words])
+        return code, *capsys.readouterr()
+
+    return ran
+
+
+def test_the_program_makes_what_the_driver_would_order(space: Space, export: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(space.root.parent / "config"))
     driver = Gcp(installation=str(space.root.parent / "config" / "recipe" / "installation"))
     offer = min(driver._listed({"us-central1-a": {T4}}, ["spot"], 50), key=lambda each: each.price)
     order: Any = driver._body(Order(offer, "0" * 16, datetime.now(UTC) + timedelta(hours=4), keep=True))
     stack(space, MINE)
-    text = exported(space)
+    text = export("--pulumi")[1]
     found = made(text, monkeypatch)
     machine, rule, bucket = found["Instance"], found["Firewall"], found["Bucket"]
     assert order["machineType"].endswith(f"/{machine['machine_type']}") and machine["zone"] == "us-central1-a" and machine["project"] == "team"
@@ -104,9 +114,9 @@ def test_the_program_makes_what_the_driver_would_order(space: Space, monkeypatch
     assert "PRIVATE KEY" not in text and secret not in text and "ssh-ed25519 " not in text
 
 
-def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(space: Space, export: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     stack(space, "driver = 'gcp'\nmachine = 'g2-standard-8'\nzone = 'us-east1-b'\nextra = {term = 6, network = 'global/networks/mine', port = 2222}")
-    found = made(exported(space), monkeypatch)
+    found = made(export("--pulumi")[1], monkeypatch)
     scheduling = found["Instance"]["scheduling"]
     assert scheduling["instance_termination_action"] == "DELETE" and scheduling["max_run_duration"] == {"seconds": 21600}
     assert found["Instance"]["machine_type"] == "g2-standard-8" and not found["Instance"]["guest_accelerators"] and "Bucket" not in found
@@ -123,9 +133,11 @@ def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(space
         ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
     ],
 )
-def test_a_stack_that_is_no_one_machine_of_google_is_refused_in_a_sentence(space: Space, text: str, words: tuple[str, ...], said: str) -> None:
+def test_a_stack_that_is_no_one_machine_of_google_is_refused_in_a_sentence(
+    space: Space, export: Told, text: str, words: tuple[str, ...], said: str
+) -> None:
     stack(space, text)
-    code, out, told = space.command("stack", "export", "tiny", *words)
+    code, out, told = export(*words)
     assert code in (2, 3) and not out and said in told and "fix:" in told, (code, told)
 
 
@@ -159,10 +171,10 @@ go()
 
 @pytest.mark.proof
 @pytest.mark.skipif("RECIPE_PULUMI" not in os.environ, reason="RECIPE_PULUMI names no Python that has pulumi and pulumi-gcp (292 MB)")
-def test_pulumi_itself_takes_the_program(space: Space, tmp_path: Path) -> None:
+def test_pulumi_itself_takes_the_program(space: Space, export: Told, tmp_path: Path) -> None:
     """With the mocks of pulumi: the names and types of every argument are those of pulumi-gcp."""
     stack(space, MINE)
-    (tmp_path / "__main__.py").write_text(exported(space))
+    (tmp_path / "__main__.py").write_text(export("--pulumi")[1])
     done = subprocess.run(
         [os.environ["RECIPE_PULUMI"], "-c", MOCKS, str(tmp_path / "__main__.py")], capture_output=True, text=True, timeout=300, check=False
     )

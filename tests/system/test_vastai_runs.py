@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterator
@@ -59,7 +60,9 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_
     assert space.command("reap", "--adopt", first)[0] == 3
 
 
-def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rents(space, real, monkeypatch)
 
     async def lose(count: int) -> tuple[str, list[str]]:
@@ -69,19 +72,23 @@ def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(sp
         await driver.aclose()
         return Installation.of(str(space.root / "other")).name, [lease.key for lease in leases]
 
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     before = alive(real)
     name, keys = asyncio.run(lose(2))
-    code, out, _ = space.command("reap", "--installation", name)
+
+    def reap(*words: str) -> tuple[int, str]:
+        code = main(["reap", "-C", str(space.root), "--installation", name, *words])
+        return code, capsys.readouterr().out
+
+    code, out = reap()
     assert code == 0 and out.count(f"bears the mark of {name}, and no lease is known of it: $") == 2
     assert len(alive(real) - before) == 2, "listing ends nothing"
-    code, out, _ = space.command("reap", "--installation", name, keys[0])
+    code, out = reap(keys[0])
     assert code == 0 and f"ended        vastai {keys[0]}" in out and len(alive(real) - before) == 1
-    assert space.command("reap", "--installation", name, "--unknown")[0] == 3 and len(alive(real) - before) == 1, "a pipe cannot be asked"
-    assert (
-        space.command("reap", "--installation", name, "--unknown", "--yes")[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
-    )
-    for wrong in (("--installation", "../x"), ("--installation", name, "--dead"), ("--installation", name, "--adopt", keys[1])):
-        assert main(["reap", "-C", str(space.root), *wrong]) == 3
+    assert reap("--unknown")[0] == 3 and len(alive(real) - before) == 1, "a pipe cannot be asked"
+    assert reap("--unknown", "--yes")[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    for wrong in (("--installation", "../x"), ("--dead",), ("--adopt", keys[1])):
+        assert reap(*wrong)[0] == 3
 
 
 def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
