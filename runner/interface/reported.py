@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
 from ..storage.links import Link, printed, recorded
+from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
 from .logs import Part, Tail, parts, tail_of, unmaskable
+
+RECENT: Final = 1000
+"""Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
 def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[tuple[Part, Sequence[Point]]]:
@@ -31,12 +35,12 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
             yield part, (points(ws, known) or ()) if known is not None else _live(ws, run, part)
 
 
-def links(ws: Workspace, run: str) -> list[Link]:
+def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
     """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
-    found = recorded(ws.store.runs.attempts(run))
-    for part in parts(ws.store.runs.events(run)):
+    found = recorded(ws.store.runs.attempts(row.id) if attempts is None else attempts)
+    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))) if row.state not in FINAL else ():
         if not part.ended:
-            found += printed(part.step, _begun(ws, run, part), {})
+            found += printed(part.step, _begun(ws, row.id, part), {})
     return list(dict.fromkeys(found))
 
 

@@ -159,7 +159,8 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
     """A run with all that is known of it."""
     steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
-    for attempt in ws.store.runs.attempts(row.id):
+    attempts = ws.store.runs.attempts(row.id)
+    for attempt in attempts:
         tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
@@ -180,7 +181,7 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
         ],
         "graph": _graph(ws, row.id),
         "outputs": outputs(ws, row),
-        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row.id)],
+        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row, attempts)],
     }
 
 

@@ -187,7 +187,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": told["seconds"],
         "fresh": told["steps"]["fresh"],
-        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row.id) if step is None or step in names(each.step)],
+        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row) if step is None or step in names(each.step)],
         "steps": [_told(ws, row.id, each, row.inputs) for each in chosen],
     }
 

@@ -160,7 +160,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                found: list[LinkData] = [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row.id)]
+                found: list[LinkData] = [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row)]
                 going.append(_run(row, _seen(ws, row.id), found))
             elif row.due is not None:
                 queued.append(_run(row))
