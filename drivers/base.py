@@ -359,6 +359,27 @@ class Accounted(Driver, Protocol):
         ...
 
 
+@runtime_checkable
+class Marking(Driver, Protocol):
+    """A driver whose machines bear the name of the installation that rented them."""
+
+    def look_for(self, installation: str) -> None:
+        """From now on `leases` has the machines of another installation of this user: they can be ended, and not logged in to."""
+        ...
+
+
+@runtime_checkable
+class Exporting(Driver, Protocol):
+    """A driver that can say what it would rent as a program for another tool."""
+
+    def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
+        """A program for Pulumi that makes the machine of the settings, what lies beside it, and a bucket where one is named.  Asks nobody.
+
+        Raises Rejected where the settings do not say enough for one machine.
+        """
+        ...
+
+
 def file_name(key: str) -> str:
     """A key as a file name and a word."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":

@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
-from . import cloud, gcp_prices
-from .base import Denied, DriverError, HostLost, Lease, Market, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
+from . import cloud, gcp_prices, gcp_pulumi
+from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
 from .cloud import Filters, Installation, Logins, Value, harmless, markets
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
 from .ssh import SshHost
@@ -38,6 +38,10 @@ _METADATA: Final = "http://${GCE_METADATA_HOST:-metadata.google.internal}/comput
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
 # Guest attributes are what Google hands on of what a machine says of itself: nobody between it and us can change them.
 _ATTEST: Final = """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
+_TOLD: Final = {
+    "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True",
+}  # fmt: skip
+"""Metadata that every machine has."""
 NOTICE: Final = ("/bin/sh", "-c", f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done')
 """Ends on a spot machine when Google is about to take it away."""
 
@@ -63,7 +67,7 @@ class Gcp:
         python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
         self._wire = Wire(api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project)
-        self._image, self._network, self._data = image, network, {"python": python}
+        self._project, self._image, self._network, self._data = project, image, network, {"python": python}
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
         self._filters = _regions(Filters().given(filters))
         self._installation = Installation.of(installation)
@@ -145,6 +149,23 @@ class Gcp:
                     found[offer.id] = short
         return found
 
+    def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
+        zone = self._filters.zone
+        if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
+            raise Rejected('a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say')
+        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
+        wish, listed = Wish(Need(market=market)), self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK)
+        fit = [offer for offer in listed if not cloud.excluded(offer, about, wish, self._filters)]
+        if not fit:
+            raise Rejected(f"no machine of the list of {gcp_prices.DATE} in {zone} is what the stack asks for")
+        offer = min(fit, key=lambda each: (cloud.expected(each), each.id))
+        shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
+        own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
+        return gcp_pulumi.program(gcp_pulumi.Machine(
+            own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
+            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket,
+        ))  # fmt: skip
+
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
@@ -179,9 +200,8 @@ class Gcp:
         kind, value = host_key.split()[:2]
         script = cloud.prove(self._installation, order.key) + _ATTEST.format(ask=_ASK, value=value, metadata=_METADATA, kind=kind)
         items = {
-            "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE",
-            "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}", "block-project-ssh-keys": "TRUE",
-            "install-nvidia-driver": "True",
+            "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", **_TOLD,
+            "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}",
         }  # fmt: skip
         attached = [{"acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}", "acceleratorCount": shape.gpus}] if shape.attached else []
         disk = {"sourceImage": self._image, "diskSizeGb": offer.data["disk"], "diskType": f"zones/{zone}/diskTypes/pd-balanced"}
@@ -261,6 +281,9 @@ class Gcp:
         """What Google says of a machine."""
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
+
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
 
     async def leases(self) -> Sequence[Lease]:
         ours = self._installation.name

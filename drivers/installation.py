@@ -6,6 +6,7 @@ import hmac
 import os
 import secrets
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +38,12 @@ class Installation:
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
         except (OSError, ValueError) as error:
             raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
+
+    def called(self, name: str) -> Self:
+        """The installation of this name, as far as its marks go: its secret is not known here."""
+        other = copy(self)
+        other.name = name
+        return other
 
     def mark(self, key: str) -> str:
         """What the machine of a lease is called at its provider."""

@@ -155,6 +155,9 @@ class Prime:
         self._installation.first_seen(lease.key).unlink(missing_ok=True)
         return True
 
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
+
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [

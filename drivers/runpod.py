@@ -196,6 +196,9 @@ class Runpod:
         await harmless(self._wire.destroy(lease.id))
         return await harmless(self._wire.show(lease.id)) is None
 
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
+
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [

@@ -186,6 +186,9 @@ class Vastai:
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.stopped else "runs"
 
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
+
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [

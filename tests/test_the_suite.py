@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,14 @@ def test_where_everything_has_to_run_a_missing_tool_is_a_failure(tmp_path: Path,
     _, lines = suite(tmp_path, text, RECIPE_TEST_ALL=everything)
     assert any("no-such-shell is not installed" in line for line in lines)
     assert lines[-1].startswith(counts)
+
+
+def test_the_tests_that_the_pages_name_are_there() -> None:
+    """A page that says what shows a thing says nothing once that test has another name."""
+    there = {
+        name
+        for path in (HOME / "tests").rglob("*.py")
+        for name in (path.stem, *re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    }
+    named = {(path.name, name) for path in (HOME / "docs").glob("*.md") for name in re.findall(r"\btest_\w+", path.read_text())}
+    assert len(named) > 100 and sorted((page, name) for page, name in named if name not in there) == []

@@ -69,7 +69,7 @@ class Telemetry:
         self._cuda = _cuda_is_used()
         self._gpu = _gpu()
         _take_part()
-        self._metrics = self._board = self._tracker = None
+        self._metrics = self._board = self._tracker = self._offline = None
         self._every = every("METRICS_REPORT_INTERVAL_STEPS", 1)
         self._held: tuple[int, dict[str, float]] | None = None  # the last step, if it was not reported
         if not main:
@@ -77,6 +77,7 @@ class Telemetry:
         told = os.environ.get("RECIPE_METRICS")
         self._metrics = Metrics(Path(told) if told else None)
         self._tracker, alone = _tracker(tracker, project, settings or {}, tensorboard)
+        self._offline = tensorboard if alone else None
         if tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -140,6 +141,10 @@ class Telemetry:
             self._board.close()  # type: ignore[no-untyped-call]
         if self._tracker is not None:
             self._tracker.finish()
+        # wandb's folder has a link to its own log in the home folder; what a step makes has none that leads out of it.
+        for path in self._offline.rglob("*") if self._offline is not None else ():
+            if path.is_symlink():
+                path.unlink()
 
     def _draw(self, line: Mapping[str, Any]) -> None:
         if self._board is not None:

@@ -16,7 +16,7 @@ from ..hosts.scrap import Scrap
 from ..planning.fingerprint import World
 from ..planning.step import MetricsSpec, StepSpec
 from ..secrets import Masker, Stream
-from ..storage import metrics
+from ..storage import links, metrics
 
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
@@ -75,6 +75,17 @@ def tail(path: str, masker: Masker) -> bytes:
         with open(path, "rb") as file:
             stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
             return stream.feed(file.read()) + stream.end()
+    except OSError:
+        return b""
+
+
+def speaks(path: str, masker: Masker) -> bytes:
+    """The beginning and the end of a log, masked, in which trackers say where they keep the numbers; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            stream, size = masker.stream(), os.fstat(file.fileno()).st_size
+            head = stream.feed(file.read(links.HEAD)) + (stream.end() if size <= links.HEAD else b"\n")
+            return head if size <= links.HEAD else head + tail(path, masker)
     except OSError:
         return b""
 

@@ -21,6 +21,7 @@ from ..planning.schedule import Move
 from ..secrets import Masker
 from ..storage.files import Content
 from ..storage.index import Changes, Made, Published, Trace
+from ..storage.links import Link
 from ..storage.runs import AttemptRow, Event, StepRow
 from ..storage.workspace import Workspace
 
@@ -195,12 +196,15 @@ class GroupCommit:
         python: str = "",
         *,
         saved: bool = False,
+        links: Sequence[Link] = (),
     ) -> None:
         ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
         if python:
             ended["python"] = python
         if saved:
             ended["saved"] = True
+        if links:
+            ended["links"] = [[each.name, each.to] for each in links]
         row = AttemptRow(
             f"{self.run}/{step}/{self._tries[step]}",
             self.run,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from drivers.base import DriverError, Exit, HostLost
@@ -21,10 +23,11 @@ from ..planning.ids import readable
 from ..planning.judge import NOTHING, Made
 from ..planning.schedule import BUSY, EARLY, LIMIT, PREEMPTIONS, Outcome
 from ..planning.step import StepSpec
-from ..storage import metrics
+from ..storage import links, metrics
 from ..storage.crash import crashpoint
 from ..storage.disk import delete
-from ..storage.files import no_space
+from ..storage.files import Content, no_space
+from ..storage.links import Link
 from ..survey import imports
 from ..survey.env_files import EnvFiles
 from . import attempt_result, hints
@@ -39,6 +42,7 @@ from .work import End, Work
 UNWATCHED: Final = 3
 """Times that the agent here is killed under a step in one run before that counts as the step's failure."""
 
+NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
 _log: Final = Log("loop")
 
 
@@ -184,7 +188,8 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
             return _failed(work, id, running, spec, _Why("publish", str(error)))
         crashpoint("published")
     python = work.attempts.interpreter(node, spec, running.site)
-    work.commits.attempt(id, running.name, running.key, running.started, "done", "", attempt_result.image(spec, running.world), exit, python)
+    image = attempt_result.image(spec, running.world)
+    work.commits.attempt(id, running.name, running.key, running.started, "done", "", image, exit, python, links=_links(work, id, running, outputs))
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
     if values:
@@ -195,6 +200,14 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
     work.tidying.tidy(running, spec, success=True)
     grow(work)
     return None
+
+
+def _links(work: Work, id: str, running: Running, outputs: Mapping[str, str] = NO_OUTPUTS) -> list[Link]:
+    """Where else the numbers of an attempt can be looked at.  `outputs` are the contents of what it made."""
+    trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
+    boards = [Link(id, "TensorBoard", f"{id}.{name}") for name, content in trees.items() if work.ws.objects.manifests.mentions(content, links.EVENTS)]
+    paths = {output.name: output.path for output in running.node.outputs if output.name in trees}
+    return [*links.printed(id, attempt_result.speaks(running.log, work.commits.masker), paths), *boards]
 
 
 def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
@@ -218,7 +231,8 @@ def _stopped(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, e
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
     python, image = work.attempts.interpreter(running.node, spec, running.site), attempt_result.image(spec, running.world)
-    work.commits.attempt(id, running.name, running.key, running.started, STOPPED, f"{why.reason}: {why.words}", image, exit, python)
+    found = _links(work, id, running)
+    work.commits.attempt(id, running.name, running.key, running.started, STOPPED, f"{why.reason}: {why.words}", image, exit, python, links=found)
     attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
     work.tidying.tidy(running, spec, success=False)
     work.made[running.number] = NOTHING
@@ -231,6 +245,7 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
     tail = attempt_result.tail(running.told, work.commits.masker)
     if reason == "disk":
         delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
+    found = _links(work, id, running)
     try:
         log = work.tidying.keep_log(id, running, spec)
         work.chunks.over(id, running)
@@ -253,7 +268,8 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)
     advanced = reason in PREEMPTIONS and saved(running, spec)
-    work.commits.attempt(id, work.tidying.failed_name(id), running.key, running.started, "failed", reason, image, None, python, saved=advanced)
+    name = work.tidying.failed_name(id)
+    work.commits.attempt(id, name, running.key, running.started, "failed", reason, image, None, python, saved=advanced, links=found)
     work.tidying.tidy(running, spec, success=False)
     fail(work, id, reason, words, hint, attempt_result.words(tail), log, work.tidying.left(running), saved=advanced)
 

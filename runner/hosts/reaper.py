@@ -128,10 +128,11 @@ def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
     ledger.move(row, "COMING", lease=plain(lease), reason="it was found at the provider")
 
 
-def unknown(lease: Lease) -> str:
-    """A machine that bears our mark and that the ledger does not know, as people read it."""
+def unknown(lease: Lease, installation: str | None = None) -> str:
+    """A machine that bears our mark, or that of another installation, and that the ledger does not know, as people read it."""
     cost = f"${24 * lease.price:.2f} a day" if lease.price else "what it costs is not known"
-    return f"{lease.driver} {lease.key} (machine {lease.id}) bears our mark, and no lease is known of it: {cost}"
+    mark = "our mark" if installation is None else f"the mark of {installation}"
+    return f"{lease.driver} {lease.key} (machine {lease.id}) bears {mark}, and no lease is known of it: {cost}"
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:

@@ -158,6 +158,29 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
     return buckets.open(named.url, root=ws.own, anonymous=named.anonymous, **asked)
 
 
+def program(ws: Workspace, stack: Stack) -> str:
+    """What the stack rents as a program for Pulumi.  Asks no provider.  Raises CannotRun for a driver that has none, Invalid."""
+    from drivers.base import Exporting, Rejected
+
+    from ..language.units import duration
+    from .leases import driver_of
+
+    ws.on(stack.name)
+    given = ws.config.driver(stack.driver)
+    driver = driver_of(stack.driver, given, (), str(ws.home))
+    if not isinstance(driver, Exporting):
+        raise CannotRun(f"what {stack.driver} rents cannot be written as a Pulumi program", fix="a stack of the driver gcp can")
+    if stack.nodes > 1:
+        raise CannotRun(f"the stack {stack.name} has {stack.nodes} nodes, and a program makes one machine", fix="export a stack without `nodes`")
+    store = ws.config.store_named(stack.store) if stack.store else None
+    bucket = store.url.removeprefix("gs://").partition("/")[0] if store is not None and store.url.startswith("gs://") else ""
+    seconds = duration(stack.auto_stop) if stack.auto_stop else 3600.0 * float(given.get("term", 24))
+    try:
+        return driver.program(stack.name, market=given.get("market", "on-demand"), keep=bool(stack.keep), seconds=int(seconds), bucket=bucket)
+    except Rejected as error:
+        raise CannotRun(f"the stack {stack.name}: {error}", fix="`recipe offers --stack NAME` shows what there is") from error
+
+
 async def stop(leases: KeptLeases, reason: str) -> bool:
     """Have the machine of a stack stand still.  True once that is proved.  Raises DriverError."""
     machine = leases.machine()

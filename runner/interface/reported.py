@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
+from ..storage.links import Link, printed, recorded
+from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
-from .logs import Part, parts, unmaskable
+from .logs import Part, Tail, parts, tail_of, unmaskable
+
+RECENT: Final = 1000
+"""Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
 def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[tuple[Part, Sequence[Point]]]:
@@ -28,6 +33,32 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
             yield part, samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
         else:
             yield part, (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+
+
+def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
+    """Where else the numbers of a run can be looked at: as stored with its attempts, and of those that run by the beginning of what they printed."""
+    found = recorded(ws.store.runs.attempts(row.id) if attempts is None else attempts)
+    for part in parts(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))) if row.state not in FINAL else ():
+        if not part.ended:
+            found += printed(part.step, _begun(ws, row.id, part), {})
+    return list(dict.fromkeys(found))
+
+
+def _begun(ws: Workspace, run: str, part: Part) -> bytes:
+    """The beginning of a log that is being written, masked; nothing of one that cannot be masked here."""
+    if not rows.is_elsewhere(ws, run) and unmaskable(part, ws.root, ws.environ):
+        return b""
+    try:
+        tail = tail_of(ws, run, part)
+    except CannotRun:
+        return b""
+    if tail is None:
+        return b""
+    try:
+        return tail.read()
+    finally:
+        if isinstance(tail, Tail):
+            tail.close()
 
 
 def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:

@@ -18,6 +18,7 @@ from ..storage.ledger import LeaseRow, Ledger, of_user
 from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey import run_graph
+from .reported import links
 
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
@@ -72,6 +73,12 @@ class InstanceData(TypedDict):
     usd_an_hour: float
 
 
+class LinkData(TypedDict):
+    step: str
+    name: str
+    to: str
+
+
 class EstimateData(TypedDict):
     cost: float | None
     seconds: float | None
@@ -96,6 +103,7 @@ class DetailData(RunData):
     steps: list[StepData]
     graph: list[GraphData]
     outputs: list[OutputData]
+    links: list[LinkData]
 
 
 class EventData(TypedDict):
@@ -151,7 +159,8 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
     """A run with all that is known of it."""
     steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
-    for attempt in ws.store.runs.attempts(row.id):
+    attempts = ws.store.runs.attempts(row.id)
+    for attempt in attempts:
         tries[attempt.step] = max(tries.get(attempt.step, 0), attempt.n)
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
@@ -172,6 +181,7 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
         ],
         "graph": _graph(ws, row.id),
         "outputs": outputs(ws, row),
+        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row, attempts)],
     }
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, FastAPI, Request
@@ -75,7 +75,7 @@ def routes(room: Room) -> FastAPI:
         app.include_router(part)
 
     async def answer(request: Request, error: Exception) -> Response:
-        refused = _refused(error)
+        refused = _refused(error, request)
         if refused.status == 405:
             refused.headers = {"allow": ", ".join(_methods(app, request.url.path))}
         text = answers.body(room.root, refused.code, refused.message, refused.fix, refused.problems)
@@ -95,7 +95,7 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(map(str.upper, found)) or ["GET"]
 
 
-def _refused(error: Exception) -> Refused:
+def _refused(error: Exception, request: Request) -> Refused:
     """Any error as a refusal.  What an error of ours that nobody foresaw was about stays in the log."""
     match error:
         case Refused():
@@ -103,20 +103,27 @@ def _refused(error: Exception) -> Refused:
         case RecipeError():
             return answers.of_error(error)
         case RequestValidationError():
-            return _invalid(error)
+            return _invalid(error, _fields(request))
         case HTTPException():
             words = {404: "there is no such address", 405: "this address has no such method"}.get(error.status_code, str(error.detail))
             return Refused(error.status_code, _CODES.get(error.status_code, "refused"), words, "GET /openapi.json lists those there are")
     return Refused(500, "internal", "an internal error ended the request", "its traceback is in the log of the server")
 
 
-def _invalid(error: RequestValidationError) -> Refused:
-    """Every problem of a request, by the place of each; what was given is not repeated."""
+def _fields(request: Request) -> list[str]:
+    """What the body of a request to this address may have."""
+    kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
+    models = [kind for each in kinds for kind in (get_args(each) or (each,)) if hasattr(kind, "model_fields")]
+    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+
+
+def _invalid(error: RequestValidationError, fields: Sequence[str]) -> Refused:
+    """Every problem of a request whose body has these fields, by the place of each; what was given is not repeated."""
     problems = []
     for each in error.errors():
         place = ".".join(str(part) for part in each["loc"][1:]) or str(each["loc"][0])
         if each["type"] == "extra_forbidden":
-            fix = did_you_mean(str(each["loc"][-1])[:80], runs.NewRun.model_fields)
+            fix = did_you_mean(str(each["loc"][-1])[:80], fields)
             problems.append(Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix))
         else:
             problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}: {each['msg'][:400]}"))

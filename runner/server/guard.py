@@ -22,6 +22,8 @@ LARGEST: Final = 1 << 20
 DRAINED: Final = 8 << 20
 """Bytes of a body that is too large which are read all the same: a client that is still sending would not see the answer."""
 HEADERS: Final = 64
+LONGEST_HEAD: Final = 32 << 10
+"""Bytes of a request's address and headers."""
 PATIENCE: Final = 30.0
 """Seconds in which a request has to be here as a whole."""
 DEEPEST: Final = 32
@@ -75,6 +77,8 @@ class Guard:
         """The headers by name.  Raises Refused for too many of them, another host or origin, and a path that leads nowhere."""
         if len(scope["headers"]) > HEADERS:
             raise Refused(431, "too-many-headers", f"a request has at most {HEADERS} headers")
+        if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["query_string"]) + len(scope["path"]) > LONGEST_HEAD:
+            raise Refused(431, "too-large", f"the address and the headers of a request have at most {LONGEST_HEAD} bytes together")
         headers: dict[bytes, bytes] = dict(scope["headers"])
         count = Counter(name for name, _ in scope["headers"])
         if any(count[name] > 1 for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")):

@@ -20,6 +20,8 @@ from .tokens import Token
 
 LOOK: Final = 0.2
 """Seconds between two looks at a run."""
+CHECK: Final = 1.0
+"""Seconds after which a stream of a token that was removed, or has expired, is ended."""
 STREAMS: Final = 20
 """Streams that one token may have open."""
 
@@ -56,9 +58,9 @@ class Pulse:
 
     @asynccontextmanager
     async def stream(self, caller: Token, request: Request) -> AsyncIterator[asyncio.Task[None]]:
-        """Counts a stream while it is open.  The task is done when its client has gone."""
+        """Counts a stream while it is open.  The task is done when its client has gone, or its token is none any more."""
         self._streams[caller.id] += 1
-        gone = asyncio.create_task(_gone(request))
+        gone = asyncio.create_task(self._gone(caller, request))
         try:
             yield gone
         finally:
@@ -67,6 +69,14 @@ class Pulse:
             if not self.streams:
                 self._streams.clear()
                 self._beats.clear()
+
+    async def _gone(self, caller: Token, request: Request) -> None:
+        left = asyncio.create_task(_left(request))
+        try:
+            while not left.done() and self._room.tokens.stands(caller.id):
+                await asyncio.wait({left}, timeout=CHECK)
+        finally:
+            left.cancel()
 
     async def beat(self, run: str) -> Beat:
         """The run, not older than `LOOK`.  Raises Refused where it is none, or is no more."""
@@ -90,6 +100,6 @@ class Pulse:
             return Beat(time.monotonic(), row, found)
 
 
-async def _gone(request: Request) -> None:
+async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from pydantic import AwareDatetime, BeforeValidator, Strict
 
+from ..errors import Problem, did_you_mean
 from ..storage.runs import RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused
@@ -66,6 +67,21 @@ def _caller(request: Request) -> Token:
     return cast("Token", caller)
 
 
+def _query(request: Request) -> None:
+    """Raises Refused for a parameter that an address of /v1 does not have, or has once: a filter that is misspelt would let everything through."""
+    if not request.url.path.startswith("/v1/"):
+        return
+    known = {each.alias: each.field_info.annotation for each in request.scope["route"].dependant.query_params}
+    problems = []
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            problems.append(Problem("unknown-parameter", f'there is no parameter "{name[:80]}"', None, did_you_mean(name[:80], known)))
+        elif times > 1 and "list" not in str(known[name]):
+            problems.append(Problem("bad-value", f'the parameter "{name}" is there twice'))
+    if problems:
+        raise Refused(422, "invalid", problems[0].message if len(problems) == 1 else f"{len(problems)} problems", problems[0].fix, problems)
+
+
 class Needs:
     """That the caller's token has this scope.  A token of one run opens only the addresses that name a run."""
 
@@ -73,6 +89,7 @@ class Needs:
         self.scope, self.run = scope, run
 
     def __call__(self, request: Request) -> None:
+        _query(request)
         caller = _caller(request)
         if caller.run and (not self.run or request.path_params.get("run") != caller.run):
             raise NoSuchRun() if self.run else Refused(403, "forbidden", f"this token is for run {caller.run} alone", f"GET /v1/runs/{caller.run}")

@@ -117,6 +117,12 @@ class OutputView(BaseModel):
     folder: bool
 
 
+class LinkView(BaseModel):
+    step: str
+    name: str = Field(description="W&B, TensorBoard, trackio, or what the step called it.")
+    to: str = Field(description="An http(s) address; else an output with a path in it, or the command that shows it.")
+
+
 class Instance(BaseModel):
     provider: str
     key: str
@@ -148,6 +154,7 @@ class RunDetail(RunView):
     steps: list[StepView]
     graph: list[GraphStep] = Field(description="Every step of the recipe, also those of which nothing has happened; empty before the run begins.")
     outputs: list[OutputView]
+    links: list[LinkView] = Field(description="Where else the numbers of its steps can be looked at.")
 
 
 class EventView(BaseModel):

@@ -24,13 +24,11 @@ from ..reports.delivery import Delivery
 from ..settings import load
 from ..storage.workspace import Workspace
 from .app import application
-from .guard import PATIENCE
+from .guard import LONGEST_HEAD, PATIENCE
 from .room import Room
 from .tokens import Tokens
 
 CONNECTIONS: Final = 1000
-LONGEST_HEAD: Final = 32 << 10
-"""Bytes of a request's first line and headers."""
 AGAIN: Final = 1.0
 """Seconds before a worker that died is replaced."""
 END_WITHIN: Final = 31.0

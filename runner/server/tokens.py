@@ -32,6 +32,10 @@ class Token(NamedTuple):
     created: float = 0.0
     expires: float | None = None
 
+    @property
+    def expired(self) -> bool:
+        return self.expires is not None and self.expires <= time.time()
+
     def allows(self, scope: Scope) -> bool:
         """Whether it has this scope."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
@@ -66,7 +70,11 @@ class Tokens:
         for token in self.all():
             if compare_digest(token.digest, digest):
                 found = token
-        return found if found is not None and (found.expires is None or found.expires > time.time()) else None
+        return found if found is not None and not found.expired else None
+
+    def stands(self, id: str) -> bool:
+        """Whether a token of this id is there and has not expired."""
+        return any(token.id == id and not token.expired for token in self.all())
 
     def make(self, scope: Scope, name: str = "", run: str = "", expires: float | None = None) -> tuple[Token, str]:
         """A new token, and the secret that is shown once."""

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+from .links import recorded
 from .outbox import Letter
 from .runs import FINAL, POINTS, Event, RunRow, Runs
 
@@ -103,6 +104,8 @@ class Letters:
             self._began.setdefault(run.id, event.at)
         data: dict[str, object] = {"before": event.before, "state": event.after, "reason": event.reason, "seq": event.seq}
         data |= {"error": failed[1]} if failed[1] else {}
+        if event.after in FINAL and (found := recorded(self._runs.attempts(run.id))):
+            data["links"] = [each._asdict() for each in found]
         letters = self.generic(run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data)
         if self.spend:
             letters += self._points(run, event)

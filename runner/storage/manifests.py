@@ -45,6 +45,14 @@ class Manifests:
             raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
         return manifest
 
+    def mentions(self, content: Content, word: str) -> bool:
+        """Whether a path in the manifest of a tree has this word of ASCII in it.  Of a tree whose manifest is not kept: no."""
+        try:
+            with open(f"{place(self._root, content)}.json", "rb") as file:
+                return word.encode() in file.read()
+        except OSError:
+            return False
+
     def known(self, content: Content) -> bool:
         """Whether the manifest of a tree can be read, though the tree may not be here."""
         target = place(self._root, content)

@@ -12,6 +12,7 @@ from ..planning import fingerprint
 from ..planning.ids import bare
 from ..storage.files import Content
 from ..storage.index import Trace
+from ..storage.links import Link, recorded
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
@@ -64,6 +65,7 @@ class Story(NamedTuple):
     logs: Mapping[str, bytes]
     files: Sequence[File]
     why: Mapping[str, Sequence[str]]
+    links: Sequence[Link]
     left_out: Sequence[str]
 
 
@@ -78,7 +80,8 @@ def tell(ws: Workspace, row: RunRow) -> Story:
     fresh = graph.fresh if graph is not None else {}
     states |= {id: ("FRESH", "") for id in fresh if id not in states}
     by_step: dict[str, list[AttemptRow]] = {}
-    for attempt in ws.store.runs.attempts(row.id):
+    attempts = ws.store.runs.attempts(row.id)
+    for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
     traces = ws.store.index.traces([*fresh.values(), *(many[-1].key for many in by_step.values() if many[-1].key)])
     places = ws.store.runs.places([row.id])
@@ -99,7 +102,7 @@ def tell(ws: Workspace, row: RunRow) -> Story:
         left.append(f"the logs of {_LOGS} steps are here, failed ones first; `recipe logs` has all")
     if graph is None:
         left.append("the graph of this run is not kept: its steps stand without arrows")
-    return Story(row, needs, counts, found, logs, files, _why(ws, row, by_step), left)
+    return Story(row, needs, counts, found, logs, files, _why(ws, row, by_step), recorded(attempts), left)
 
 
 def _natural(id: str) -> list[str | float]:

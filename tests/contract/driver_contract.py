@@ -37,6 +37,7 @@ from drivers.base import (
     Host,
     HostLost,
     Job,
+    Marking,
     Need,
     Order,
     Pausing,
@@ -46,6 +47,7 @@ from drivers.base import (
     Visiting,
     Wish,
 )
+from drivers.installation import Installation
 from runner.hosts.client import Client, Streamed
 from runner.hosts.wire import Wire
 
@@ -806,6 +808,27 @@ class AccountedContract(LeaseContract):
         asyncio.run(ask())
 
 
+class MarkingContract(LeaseContract):
+    """Of drivers whose machines bear the name of the installation that rented them, whose secret lies in `place / "installation"`."""
+
+    def test_the_machines_of_another_installation_are_listed_and_ended_by_its_name(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "marked", datetime.now(UTC) + timedelta(hours=1)))
+            name, other = Installation.of(str(place / "installation")).name, self.make(place)
+            assert isinstance(other, Marking)
+            other.look_for("0" * 8)
+            assert not await other.leases()
+            other.look_for(name)
+            (found,) = await other.leases()
+            assert found == lease
+            while not await other.release(found):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
+            assert not await driver.leases()
+
+        asyncio.run(rent())
+
+
 PARTS: dict[type[LeaseContract], type] = {
     ExcludingContract: Excluding,
     ChargingContract: Charging,
@@ -814,6 +837,7 @@ PARTS: dict[type[LeaseContract], type] = {
     SkippingContract: Skipping,
     VisitingContract: Visiting,
     ClosingContract: Closing,
+    MarkingContract: Marking,
 }
 """What only some drivers have: its part of this suite -> its Protocol."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, PausingContract, RentedContract
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, PausingContract, RentedContract
 
 import drivers
 from drivers.gcp import Gcp
@@ -28,7 +28,7 @@ async def ended(driver: Gcp) -> None:
     await driver.aclose()
 
 
-class TestGcp(AccountedContract, ClosingContract, ExcludingContract, PausingContract, RentedContract):
+class TestGcp(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentedContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, RentingContract
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, RentingContract
 
 import drivers
 from drivers.runpod import Runpod
@@ -28,7 +28,7 @@ async def ended(driver: Runpod) -> None:
     await driver.aclose()
 
 
-class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, RentingContract):
+class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, RentingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, PausingContract, RentingContract
+from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, PausingContract, RentingContract
 
 import drivers
 from drivers.vastai import Vastai
@@ -28,7 +28,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(AccountedContract, ClosingContract, ExcludingContract, PausingContract, RentingContract, DriverContract):
+class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentingContract, DriverContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

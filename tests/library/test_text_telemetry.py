@@ -180,8 +180,9 @@ def test_what_wandb_writes_offline_is_kept_and_is_whole_after_a_resume(
     history = ['{"step": 1, "loss": 2.0}\n']
     telemetry = trainers.telemetry.Telemetry(board, tracker="wandb", history=history)
     telemetry.step(2, samples=1, loss=1.5)
+    (board / "debug-core.log").symlink_to("/var/log/wandb.log")  # as wandb does: an output with it would be refused
     telemetry.close()
-    assert tracker.began["dir"] == str(board) and board.is_dir()
+    assert tracker.began["dir"] == str(board) and board.is_dir() and not (board / "debug-core.log").is_symlink()
     assert [(step, values.get("loss")) for step, values in tracker.lines[:2]] == [(1, 2.0), (2, 1.5)]
 
 

@@ -135,6 +135,10 @@ def test_hostile_names_and_logs_do_not_break_out_of_the_page(rest: Rest, browser
     tab.until("() => document.getElementById('text').textContent.includes('diverged')")
     log = page.text_content("#text")
     assert "<script>window.__xss=1</script>" in log and "<U+202E>reversed" in log and "\x1b" not in log and "10%" not in log
+    assert (
+        page.eval_on_selector_all("#links a", "all => all.map(each => [each.rel, each.textContent])")
+        == [["noopener noreferrer", 'https://runs.example/"><img/src=x/onerror=window.__xss=9>']] * 3
+    )
     assert page.inner_text("#chip") == "✗ failed" and "train[lr=2]" in page.inner_text("#failed")
     assert "</title><script>window.__xss=6</script>" in page.text_content("#given") and "fake.png" not in page.inner_html("#samples")
     assert "train: 1 failed, 2 done" in page.text_content("#steps")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner.secrets import encoded, escaped
+from tests.servers.receiver import Receiver
 from tests.support import RECIPE as COMMAND
 from tests.support import Space
 
@@ -90,11 +91,15 @@ def call(space: Space, *words: str) -> tuple[int, bytes]:
 
 def test_a_secret_is_in_nothing_that_is_stored_or_shown(space: Space, tmp_path: Path) -> None:
     said = {}
-    for words in ("run ./recipe.yaml code=3", "run ./recipe.yaml --json --jobs 3", "logs print", "why print", "report last", "runs --json"):
-        status, out = call(space, *words.split())
-        assert leaks(out) == [] and b"Traceback" not in out, (words, out)
-        assert status == (1 if "code=3" in words else 0), out
-        said[words] = out
+    with Receiver() as receiver:
+        with (space.root / "recipe.toml").open("a") as settings:
+            settings.write(f'[[webhooks]]\nurl = "{receiver.url}/"\nevents = ["*"]\n')
+        for words in ("run ./recipe.yaml code=3", "run ./recipe.yaml --json --jobs 3", "logs print", "why print", "report last", "runs --json"):
+            status, out = call(space, *words.split())
+            assert leaks(out) == [] and b"Traceback" not in out, (words, out)
+            assert status == (1 if "code=3" in words else 0), out
+            said[words] = out
+    assert len(receiver.got) > 3 and [each.json for each in receiver.got if leaks(each.body)] == [], "webhooks are told of the failure, masked"
     assert said["logs print"].count(b"form: ") == 28 and said["logs print"].count(b"***") >= 28 + 40
     looked = {path: path.read_bytes() for folder in (tmp_path / "store", space.root) for path in folder.rglob("*") if path.is_file()}
     assert {path: found for path, data in looked.items() if (found := leaks(data))} == {}

@@ -192,6 +192,120 @@ def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(
         assert "did you mean" in found.json()["error"]["fix"]
 
 
+def wrong_bodies() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """What no address takes, and with which headers."""
+    json_ = {"Content-Type": "application/json"}
+    return {
+        "an unknown field": (b'{"zzz": 1}', json_),
+        "wrong types": (b'{"recipe": 1, "job_id": [], "scope": 3, "from": {}, "checkpoint_path": 1}', json_),
+        "no object": (b"[1]", json_),
+        "a million levels": (b"[" * 1_000_000, json_),
+        "a NUL": (b'{"recipe": "a\\u0000", "job_id": "a\\u0000"}', json_),
+        "a text of a million": (json.dumps({"recipe": HUGE[:1_000_000], "job_id": "x"}).encode(), json_),
+        "a name of a million": (json.dumps({HUGE[:1_000_000]: 1}).encode(), json_),
+        "another type": (b"{}", {"Content-Type": "text/plain"}),
+        "another host": (b"{}", {**json_, "Host": "evil.example"}),
+        "no origin": (b"{}", {**json_, "Origin": "null"}),
+    }
+
+
+def test_every_address_that_takes_a_body_refuses_what_is_none_and_stores_nothing(served: Served, tmp_path: Path) -> None:
+    before, took = stored(served.rest), []
+    posts = [path for method, path in addresses(tmp_path) if method == "POST"]
+    assert len(posts) > 10
+    for path in posts:
+        where = path.replace("{run}", served.run).replace("{job_id}", "none")
+        for what, (data, headers) in wrong_bodies().items():
+            begun = time.perf_counter()
+            found = served.rest.ask("POST", where, data=data, headers=headers)
+            took.append(time.perf_counter() - begun)
+            assert 400 <= found.status_code < 500 and set(found.json()["error"]) == {"code", "message", "fix", "problems"}, (path, what, found.text)
+            assert what not in ("an unknown field", "wrong types") or found.json()["error"]["problems"], (path, what)
+    assert stored(served.rest) == before and sorted(took)[len(took) // 2] < 0.1, "nothing is surveyed for it"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("limitt=1", 'did you mean "limit"?'),
+        ("limit=1&limit=2", "twice"),
+        ("limit=x", "limit"),
+        ("limit=" + "9" * 5000, "limit"),
+        ("state=EXECUTING", "state"),
+        ("user=%00", "NUL"),
+        ("user=" + "x" * 20_000, "user"),
+        ("label=x", "label"),
+        ("after=" + "x" * 99, "after"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_parameter_that_cannot_be_meant_is_refused_by_its_name(served: Served, query: str, words: str) -> None:
+    error = served.rest.ask("GET", f"/v1/runs?{query}").json()["error"]
+    assert words in str(error) and len(str(error)) < 2000 and error["problems" if "NUL" not in words else "message"]
+
+
+def test_a_token_is_read_from_its_header_alone_and_compared_with_each_that_is_known(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = served.rest.token
+    for query in (f"token={secret}", f"access_token={secret}"):
+        refused(served.rest.ask("GET", f"/v1/runs?{query}", token=""), 401, "unauthorized")
+    for headers in ({"Cookie": f"token={secret}"}, {"X-API-Key": secret}, {"Authorization": f"Basic {secret}"}, {"Authorization": secret}):
+        refused(served.rest.ask("GET", "/v1/runs", token="", headers=headers), 401, "unauthorized")
+    tokens = Tokens(tmp_path, Locks(tmp_path))
+    known, compared = [tokens.make("read")[1] for _ in range(3)], []
+    monkeypatch.setattr("runner.server.tokens.compare_digest", lambda a, b: compared.append((len(a), len(b))) or a == b)
+    for given in (known[0], known[2], "", "rcp_", "x" * 9999):
+        compared.clear()
+        assert (tokens.of(given) is not None) == (given in known)
+        assert compared == [(64, 64)] * 3, "by digests, and by all of them"
+
+
+def test_a_websocket_is_not_opened(served: Served) -> None:
+    shake = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    refused(served.rest.ask("GET", "/v1/runs", token="", headers=shake), 401, "unauthorized")
+    found = served.rest.ask("GET", "/v1/runs", headers=shake)
+    assert found.status_code == 200 and "upgrade" not in found.headers and found.json()["runs"], "with a token it is an ordinary request"
+
+
+@pytest.mark.parametrize("how", ["removed", "expired"])
+def test_a_stream_ends_with_its_token(served: Served, how: str) -> None:
+    late = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+    made = served.rest.ask("POST", "/v1/tokens", {"scope": "read", "run": served.run, **({"expires": late} if how == "expired" else {})}).json()
+    headers = {"Authorization": f"Bearer {made['token']}", "Accept": "text/event-stream"}
+    with requests.get(f"{served.rest.url}/v1/runs/{served.run}/events", headers=headers, stream=True, timeout=14) as stream:
+        pieces = stream.iter_content(None)
+        assert next(pieces).startswith(b"id: 1\n")
+        if how == "removed":
+            assert served.rest.ask("DELETE", f"/v1/tokens/{made['id']}").status_code == 204
+        assert list(pieces) == [], "nothing follows, and it ends before it would say that it is alive"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"X-Long: " + b"x" * 100_000, 431),
+        (b"Host: evil.example", 400),
+        (b"Content-Length: 2\r\nContent-Length: 3", 400),
+        (b"Content-Length: 2\r\nTransfer-Encoding: chunked", 415),
+        (b"Content-Length: -1", 400),
+        (b"Bad Header: x", 400),
+    ],
+    ids=lambda value: str(value)[2:30],
+)
+def test_a_head_that_could_be_read_in_two_ways_is_refused(served: Served, head: bytes, status: int) -> None:
+    where = urlsplit(served.rest.url)
+    with socket.create_connection((where.hostname, where.port), 10) as connection:
+        host, bearer = where.netloc.encode(), served.rest.token.encode()
+        connection.sendall(b"GET /v1/runs HTTP/1.1\r\nHost: " + host + b"\r\nAuthorization: Bearer " + bearer + b"\r\n" + head + b"\r\n\r\n")
+        assert int(connection.recv(100).split(b" ")[1]) == status
+
+
+def test_a_body_without_a_length_is_counted_while_it_comes(served: Served) -> None:
+    found = served.rest.ask("POST", "/v1/runs", data=(b" " * 100_000 for _ in range(20)), headers={"Content-Type": "application/json"})
+    refused(found, 413, "too-large")
+
+
 def test_a_path_below_a_root_is_taken(served: Served) -> None:
     assert served.rest.submit(inputs={"data": "data/words.txt"}, not_before=LATE)
 
@@ -384,6 +498,8 @@ def test_a_thousand_connections_are_held_and_the_next_is_refused(served: Served)
             held.enter_context(socket.create_connection((str(where.hostname), where.port or 0), 10))
         late = requests.get(f"{served.rest.url}/health", timeout=10)
         assert late.status_code == 503
+        held_kb = int(Path(f"/proc/{served.rest.process.pid}/status").read_text().split("VmRSS:")[1].split()[0])
+        assert held_kb < 300_000
     until(lambda: requests.get(f"{served.rest.url}/health", timeout=10).status_code == 200)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,7 +14,9 @@ import pytest
 
 from drivers.base import Host, HostLost, Lease, Order, Unreachable, Wish
 from drivers.fakes.world import _digest as digest
+from drivers.installation import Installation
 from drivers.vastai import Vastai
+from runner.interface.cli.main import main
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, installation, ours, rents, same_as_here
 from tests.support import Space
@@ -55,6 +58,37 @@ def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_
     assert space.command("reap", "--unknown")[0] == 3 and len(alive(real) - before) == 2, "a pipe cannot be asked"
     assert space.command("reap", "--unknown", "--yes", first)[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
     assert space.command("reap", "--adopt", first)[0] == 3
+
+
+def test_the_machines_of_another_installation_are_listed_and_ended_when_asked(
+    space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rents(space, real, monkeypatch)
+
+    async def lose(count: int) -> tuple[str, list[str]]:
+        driver = Vastai(installation=str(space.root / "other"))
+        offers = await driver.offers(Wish())
+        leases = [await driver.acquire(Order(offer, os.urandom(8).hex(), datetime.now(UTC) + timedelta(hours=1))) for offer in offers[:count]]
+        await driver.aclose()
+        return Installation.of(str(space.root / "other")).name, [lease.key for lease in leases]
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    before = alive(real)
+    name, keys = asyncio.run(lose(2))
+
+    def reap(*words: str) -> tuple[int, str]:
+        code = main(["reap", "-C", str(space.root), "--installation", name, *words])
+        return code, capsys.readouterr().out
+
+    code, out = reap()
+    assert code == 0 and out.count(f"bears the mark of {name}, and no lease is known of it: $") == 2
+    assert len(alive(real) - before) == 2, "listing ends nothing"
+    code, out = reap(keys[0])
+    assert code == 0 and f"ended        vastai {keys[0]}" in out and len(alive(real) - before) == 1
+    assert reap("--unknown")[0] == 3 and len(alive(real) - before) == 1, "a pipe cannot be asked"
+    assert reap("--unknown", "--yes")[0] == 0 and alive(real) == before and len(alive(real, foreign=True)) == 30
+    for wrong in (("--installation", "../x"), ("--dead",), ("--adopt", keys[1])):
+        assert reap(*wrong)[0] == 3
 
 
 def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch) -> None:

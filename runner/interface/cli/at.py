@@ -175,6 +175,8 @@ def show(found: Status, args: argparse.Namespace) -> int:
     steps = [(named(each.id), each.state, str(each.attempts or ""), shown(each.host), shown(each.reason)) for each in found.steps]
     if steps:
         print("\n".join(aligned([("STEP", "STATE", "ATTEMPTS", "HOST", "WHY"), *steps], range(2, 3))))
+    for link in found.links:
+        print(f"{shown(link.name)}: {shown(link.to)}  ({named(link.step)})")
     for output in found.outputs:
         print(f"{named(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}")
     return 0
@@ -294,8 +296,8 @@ _VERBS: Final[Mapping[str, Callable[[Place, argparse.Namespace], int]]] = {
 
 def _plain(found: Status) -> dict[str, object]:
     """A run for programs."""
-    steps, outputs = [each._asdict() for each in found.steps], [each._asdict() for each in found.outputs]
-    return {**found._asdict(), "progress": found.progress._asdict(), "steps": steps, "outputs": outputs}
+    steps, outputs, links = ([each._asdict() for each in rows] for rows in (found.steps, found.outputs, found.links))
+    return {**found._asdict(), "progress": found.progress._asdict(), "steps": steps, "outputs": outputs, "links": links}
 
 
 def _given(found: Status) -> str:

@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers.base import Closing, Driver, DriverError, Lease
+from drivers.base import Closing, Driver, DriverError, Lease, Marking
 
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
@@ -21,6 +22,8 @@ from ...hosts.kept import KeptLeases
 from ...hosts.leases import Leases, driver_of
 from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.store import home
+
+_ID = re.compile(r"[0-9a-f]{8}")
 
 
 class Known(NamedTuple):
@@ -38,20 +41,25 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--dead", action="store_true", help="also every machine of a run whose worker is gone; asks first")
     parser.add_argument("--adopt", metavar="KEY", help="enter a machine that bears our mark, and of which no lease is known, in the ledger")
     parser.add_argument("--unknown", action="store_true", help="end every machine that bears our mark and of which no lease is known; asks first")
+    parser.add_argument("--installation", metavar="ID", help="only machines that another installation of yours rented, called recipe-ID-KEY")
     parser.add_argument("-y", "--yes", action="store_true", help="with --dead or --unknown: do not ask")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.epilog = (
         "By itself it ends what was being given back, what is past its time, and what a run that is over left.\n\n"
-        "examples:\n  recipe reap -n\n  recipe reap 3fa85f645717b3fc\n  recipe reap --dead"
+        "examples:\n  recipe reap -n\n  recipe reap 3fa85f645717b3fc\n  recipe reap --dead\n  recipe reap --installation 0d3f91aa --unknown"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     root = Path(os.path.abspath(args.workspace))
-    strange, silent = asyncio.run(_strange(args.driver, root))
+    if args.installation is not None and (not _ID.fullmatch(args.installation) or args.adopt or args.dead):
+        words = "--installation wants the eight digits of another installation, and neither --adopt nor --dead: nothing here knows its runs"
+        raise Invalid([Problem("bad-input", words, None, "its machines are called recipe-ID-KEY at their provider")])
+    strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
     entered = _entered(args, strange)
     strange = [lease for lease in strange if lease not in entered]
-    known = _known(args)
+    own = {lease.key for lease in entered}
+    known = [each for each in _known(args) if args.installation is None or each.row.key in own]
     ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
     left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
     if args.json:
@@ -62,9 +70,12 @@ def run(args: argparse.Namespace) -> int:
     for why in silent:
         print(f"warning: {why}", file=sys.stderr)
     for lease in strange:
-        print(f"{'unknown':11}  {reaper.unknown(lease)}; `recipe reap --adopt {lease.key}` enters it, `--unknown` ends it")
+        remedy = f"`recipe reap --adopt {lease.key}` enters it, `--unknown` ends it"
+        if args.installation is not None:
+            remedy = f"`recipe reap --installation {args.installation} {lease.key}` ends it, `--unknown` all of them"
+        print(f"{'unknown':11}  {reaper.unknown(lease, args.installation)}; {remedy}")
     if not known and not strange and not args.quiet:
-        print("there is no lease")
+        print("there is no lease" if args.installation is None else f"there is no machine of the installation {args.installation}")
     for each in known:
         words = f"{reaper.described(each.row, now)}: {each.fate.why}"
         if each.row.key in left:
@@ -76,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     return 5 if left else 0
 
 
-async def _strange(only: str | None, root: Path) -> tuple[list[Lease], list[str]]:
-    """The machines that bear our mark and of which no lease is known; and which providers could not be asked."""
+async def _strange(only: str | None, root: Path, installation: str | None) -> tuple[list[Lease], list[str]]:
+    """The machines that bear our mark, or that of another installation, and of which no lease is known; and which providers could not be asked."""
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
         names = {row.driver for row in ledger.living() if row.price}
@@ -89,7 +100,9 @@ async def _strange(only: str | None, root: Path) -> tuple[list[Lease], list[str]
         except CannotRun:
             continue  # it has no lease in the ledger, or `_end` says what is wrong
         try:
-            if driver.traits.priced:
+            if installation is not None and isinstance(driver, Marking):
+                driver.look_for(installation)
+            if driver.traits.priced and (installation is None or isinstance(driver, Marking)):
                 with Ledger.open(of_user(os.environ)) as ledger:
                     found += await Leases(driver, name, ledger, "", str(root)).strangers()
         except DriverError as error:
@@ -102,13 +115,14 @@ async def _strange(only: str | None, root: Path) -> tuple[list[Lease], list[str]
 
 def _entered(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
     """Enter in the ledger what was asked for by its key, or, to be ended, all that is unknown.  Raises NotFound, Invalid."""
-    chosen = [lease for lease in strange if args.unknown or lease.key == args.adopt]
+    named = [args.adopt] if args.installation is None else args.keys
+    chosen = [lease for lease in strange if args.unknown or lease.key in named]
     if args.adopt and not chosen:
         known = [lease.key for lease in strange]
         raise NotFound(f"there is no unknown machine {args.adopt}", fix=did_you_mean(args.adopt, known) or "`recipe reap -n` lists them")
     if args.dry_run or not chosen:
         return []
-    if args.unknown and not _agreed(args, [reaper.unknown(lease) for lease in chosen], "--unknown"):
+    if args.unknown and not _agreed(args, [reaper.unknown(lease, args.installation) for lease in chosen], "--unknown"):
         return []
     with Ledger.open(of_user(os.environ)) as ledger:
         for lease in chosen:

@@ -21,6 +21,7 @@ from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
+from ..reported import links
 from ..tables import aligned
 from ..tail import named, shown, span
 from . import costs
@@ -30,6 +31,7 @@ from .history import earlier, overview
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
+    from ..views import LinkData
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
@@ -164,6 +166,7 @@ class RunReport(TypedDict):
     reason: str
     seconds: float | None
     fresh: int
+    links: list[LinkData]  # where else its numbers can be looked at
     steps: list[StepReport]
 
 
@@ -184,6 +187,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": told["seconds"],
         "fresh": told["steps"]["fresh"],
+        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row) if step is None or step in names(each.step)],
         "steps": [_told(ws, row.id, each, row.inputs) for each in chosen],
     }
 
@@ -329,6 +333,7 @@ def as_text(told: RunReport) -> list[str]:
         if step["reason"]:
             remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {told['id']}/{step['id']}` shows its end")
             text.append(f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}")
+    text += [f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})" for each in told["links"][:_LISTED]]
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:

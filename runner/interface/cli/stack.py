@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from drivers.base import DriverError
 
-from ...errors import Infrastructure
+from ...errors import Infrastructure, Invalid, Problem
 from ...hosts import stacks
 from ...storage.workspace import Workspace
 from .chosen import moment
@@ -27,6 +27,7 @@ ACTIONS = {
     "stop": "have its machine stand still: its disk stays",
     "status": "what it has, and what that costs",
     "ssh": "a shell on its machine while that runs",
+    "export": "with --pulumi: what it rents at gcp as a Pulumi program, on standard output",
 }
 
 
@@ -34,13 +35,23 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("action", choices=ACTIONS, help="; ".join(f"{name}: {words}" for name, words in ACTIONS.items()))
     parser.add_argument("name", metavar="NAME", help="the stack, as [stacks.NAME] of recipe.toml calls it")
     add_way(parser)
+    parser.add_argument("--pulumi", action="store_true", help="with export: the form of the program, the only one there is")
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    parser.epilog = "examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny"
+    parser.epilog = (
+        "examples:\n  recipe stack up tiny\n  recipe run sft dataset=data.jsonl --stack tiny --keep-alive\n  recipe stack stop tiny\n"
+        "  recipe stack export tiny --pulumi > __main__.py"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace) as ws:
         stack = ws.config.stack(args.name)
+        if args.pulumi is not (args.action == "export"):
+            words = "--pulumi is for `recipe stack export`" if args.pulumi else "`recipe stack export` writes a Pulumi program, and nothing else yet"
+            raise Invalid([Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")])
+        if args.action == "export":
+            print(stacks.program(ws, stack), end="")
+            return 0
         try:
             return asyncio.run(_done(ws, stack, args))
         except DriverError as error:

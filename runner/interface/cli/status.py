@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
+    from ..views import LinkData
 
 FEW = 20
 
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
                 print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)")
                 for id, sample in row["steps"].items():
                     print(f"  {named(id)}: {pulse(sample)}")
+                for link in row["links"]:
+                    print(f"  {named(link['step'])}: {shown(link['name'])} {shown(link['to'])}")
             for row in queued:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
@@ -84,6 +87,8 @@ class Begun(TypedDict):
     steps: dict[str, dict[str, float]]
     """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
     usd: float  # what its machines cost so far
+    links: list[LinkData]
+    """Where else the numbers of its steps can be looked at."""
 
 
 def report(ws: Workspace, found: Survey) -> Standing:
@@ -146,6 +151,8 @@ def as_text(told: Standing, *, all: bool) -> list[str]:
 
 def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     """Runs under way here, runs whose worker died and that no later run of their recipe has made good, and runs that wait for a worker."""
+    from ..reported import links
+
     going, died, queued = [], [], []
     good: set[str] = set()
     for row in ws.store.runs.latest(last=1000):
@@ -153,7 +160,8 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                going.append(_run(row, _seen(ws, row.id)))
+                found: list[LinkData] = [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row)]
+                going.append(_run(row, _seen(ws, row.id), found))
             elif row.due is not None:
                 queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
@@ -161,8 +169,9 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
-def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None) -> Begun:
-    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": costs.of_run(row.id).usd}
+def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[LinkData] | None = None) -> Begun:
+    usd = costs.of_run(row.id).usd
+    return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": usd, "links": found or []}
 
 
 def _seen(ws: Workspace, run: str) -> dict[str, dict[str, float]]:

@@ -119,6 +119,14 @@ class OutputFile(NamedTuple):
     folder: bool = False
 
 
+class LinkTo(NamedTuple):
+    """Where else the numbers of a step can be looked at: an http(s) address, an output with a path in it, or the command that shows it."""
+
+    step: str
+    name: str = ""
+    to: str = ""
+
+
 class Status(NamedTuple):
     """How a run stands.  `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED; `word` says more.  Times are RFC 3339, costs USD."""
 
@@ -142,6 +150,7 @@ class Status(NamedTuple):
     cost: float = 0.0
     steps: Sequence[StepStatus] = ()
     outputs: Sequence[OutputFile] = ()
+    links: Sequence[LinkTo] = ()
 
     @property
     def over(self) -> bool:
@@ -193,6 +202,7 @@ def status_of(value: object) -> Status:
         progress=_read(Progress, Progress._fields, value.get("progress", {})),
         steps=[_read(StepStatus, StepStatus._fields, each) for each in value.get("steps", ())],
         outputs=[_read(OutputFile, OutputFile._fields, each) for each in value.get("outputs", ())],
+        links=[_read(LinkTo, LinkTo._fields, each) for each in value.get("links", ())],
     )
 
 

@@ -152,6 +152,8 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
         "images": images, "table": table, "texts": _texts(story),
         "why": [{"id": _name(id), "text": visible("; ".join(why))} for id, why in list(story.why.items())[:_ROWS]],
         "logs": [_log(each, story, anchors) for each in sorted(instances, key=lambda each: each.state != "FAILED") if each.id in story.logs],
+        "links": [{"step": _name(each.step), "name": visible(each.name), "to": visible(each.to), "opens": each.to.startswith(("https://", "http://"))}
+                  for each in story.links[:_ROWS]],
         "inputs": [(visible(name), visible(_text(value))) for name, value in row.inputs.items()], "environment": _environment(story),
         "left_out": [*map(visible, story.left_out), *left], "version": VERSION,
     }  # fmt: skip

@@ -132,6 +132,9 @@
     const facts = [new Date(run.created).toLocaleString(), run.state === "QUEUED" ? "waits for a worker" : (over ? "took " : "for ") + shown.span(Math.max(0, took)),
       run.provider, run.user, run.reason, run.cost ? "$" + run.cost.toFixed(2) : ""].filter(Boolean);
     by("facts").replaceChildren(el("code", {}, run.id), ...facts.map(each => shown.visible(" · " + each)));
+    by("links").hidden = !run.links.length;
+    by("links").replaceChildren(...run.links.flatMap(({ step, name, to }, n) => [shown.visible(`${n ? " · " : ""}${name} of ${step}: `),
+      /^https?:\/\//.test(to) ? el("a", { href: to, rel: "noopener noreferrer", target: "_blank" }, shown.visible(to)) : el("code", {}, shown.visible(to))]));
     const { percent, step, total, eta } = run.progress;
     by("bar").className = "bar-of " + kind;
     by("bar").setAttribute("aria-valuenow", String(percent ?? 0));

@@ -1,0 +1,124 @@
+"""A machine of Compute Engine with what lies beside it, as a program for Pulumi: text.  Knows no account, no wire, and no secret of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Machine(NamedTuple):
+    """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
+
+    name: str  # of the stack, as names and labels at Google may have it
+    project: str  # empty: that of the Pulumi stack
+    zone: str
+    kind: str
+    image: str
+    disk: int  # GB
+    network: str
+    port: int
+    user: str
+    spot: bool
+    keep: bool
+    seconds: int
+    gpus: Mapping[str, int]  # accelerators that are asked for beside the kind of machine
+    metadata: Mapping[str, str]
+    bucket: str = ""
+
+
+_HEAD = '''"""The stack {stack} of recipe, as a Pulumi program: made by `recipe stack export {stack} --pulumi`.
+
+pip install pulumi pulumi-gcp
+pulumi config set --secret sshKey "$(cat ~/.ssh/id_ed25519.pub)"{project}
+pulumi up
+recipe run RECIPE --driver ssh --host "$(pulumi stack output host)"
+
+`recipe stack` and `recipe reap` know nothing of what this program makes: Pulumi has it, and `pulumi destroy` ends it.
+"""
+
+import pulumi
+import pulumi_gcp as gcp
+
+labels = {{"recipe-stack": {name}, "managed-by": "pulumi"}}
+key = pulumi.Config().require("sshKey")
+'''
+_RULE = """
+firewall = gcp.compute.Firewall(
+    "ssh",
+    name={tag},{project}
+    network={network},
+    direction="INGRESS",
+    allows=[gcp.compute.FirewallAllowArgs(protocol="tcp", ports=[{port}])],
+    source_ranges=["0.0.0.0/0"],
+    target_tags=[{tag}],
+)
+"""
+_MACHINE = """
+machine = gcp.compute.Instance(
+    "machine",
+    name={tag},{project}
+    zone={zone},
+    machine_type={kind},
+    boot_disk=gcp.compute.InstanceBootDiskArgs(
+        auto_delete=True,
+        initialize_params=gcp.compute.InstanceBootDiskInitializeParamsArgs(image={image}, size={disk}, type="pd-balanced", labels=labels),
+    ),
+    network_interfaces=[
+        gcp.compute.InstanceNetworkInterfaceArgs(
+            network={network},
+            access_configs=[gcp.compute.InstanceNetworkInterfaceAccessConfigArgs()],
+        )
+    ],
+    guest_accelerators=[{gpus}],
+    metadata={{**{metadata}, "ssh-keys": pulumi.Output.concat({login}, key)}},
+    labels=labels,
+    tags=[{tag}],
+    scheduling=gcp.compute.InstanceSchedulingArgs(
+        on_host_maintenance="TERMINATE",
+        automatic_restart=False,
+        preemptible={spot},
+        provisioning_model={model},
+        instance_termination_action={action},
+        max_run_duration=gcp.compute.InstanceSchedulingMaxRunDurationArgs(seconds={seconds}),
+    ),
+    allow_stopping_for_update=True,
+)
+"""
+_BUCKET = """
+bucket = gcp.storage.Bucket(
+    "results",
+    name={bucket},{project}
+    location={location},
+    uniform_bucket_level_access=True,
+    labels=labels,
+    opts=pulumi.ResourceOptions(retain_on_delete=True),  # `pulumi destroy` leaves the results
+)
+pulumi.export("bucket", bucket.url)
+"""
+_ENDS = """
+address = machine.network_interfaces[0].access_configs[0].nat_ip
+pulumi.export("host", pulumi.Output.concat({login}, address))
+pulumi.export("zone", machine.zone)
+"""
+
+
+def program(made: Machine) -> str:
+    """The text of `__main__.py`."""
+    tag, q = f"recipe-stack-{made.name}", json.dumps
+    project = f"\n    project={q(made.project)}," if made.project else ""
+    attached = ", ".join(f"gcp.compute.InstanceGuestAcceleratorArgs(type={q(gpu)}, count={count})" for gpu, count in made.gpus.items())
+    common = {"tag": q(tag), "project": project, "network": q(made.network.removeprefix("global/networks/"))}
+    parts = [
+        _HEAD.format(stack=made.name, name=q(made.name), project="" if made.project else "\npulumi config set gcp:project PROJECT"),
+        _RULE.format(port=q(str(made.port)), **common),
+        _MACHINE.format(
+            zone=q(made.zone), kind=q(made.kind), image=q(made.image), disk=made.disk, gpus=attached, metadata=q(dict(made.metadata)),
+            login=q(f"{made.user}:"), spot=made.spot, model=q("SPOT" if made.spot else "STANDARD"), action=q("STOP" if made.keep else "DELETE"),
+            seconds=made.seconds, **common,
+        ),
+        _ENDS.format(login=q(f"{made.user}@")),
+    ]  # fmt: skip
+    if made.bucket:
+        parts.append(_BUCKET.format(bucket=q(made.bucket), project=project, location=q(made.zone.rpartition("-")[0].upper())))
+    return "".join(parts)

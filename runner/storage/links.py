@@ -1,0 +1,90 @@
+"""Where else the numbers of a step can be looked at: read from what it printed, and from the outputs that it made.
+
+W&B, trackio and any program that prints `recipe-link: NAME ADDRESS` say so themselves; TensorBoard has its files in an output.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from .runs import AttemptRow
+
+HEAD: Final = 1 << 18
+"""Bytes of the beginning of a log that are looked at, and at most as many of its end: trackers speak when they begin and when they end."""
+MOST: Final = 8
+"""Links of one step."""
+LONGEST: Final = 1000
+"""Characters of one."""
+EVENTS: Final = "events.out.tfevents."
+"""How the names of TensorBoard's files begin."""
+_SPEAKERS: Final = (b"wandb: ", b"rackio ", b"recipe-link: ")
+
+
+class Link(NamedTuple):
+    """`to` is an http(s) address without its query, an output with a path in it (`train.tensorboard/run`), or the command that shows it."""
+
+    step: str
+    name: str
+    to: str
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
+    # Not compiled before a log speaks of a tracker.
+    return (
+        ("W&B", re.compile(rb"(?m)^wandb: [^\n]*?View run\b[^\n]*?\bat:? +(https?://\S+)")),
+        ("W&B offline", re.compile(rb"(?m)^wandb: [^\n]*?(?:saved locally in|wandb sync) +(\S*/offline-run-[\w.-]+)")),
+        ("trackio", re.compile(rb"(?m)^\* (?:Found existing space|Creating new space|Trackio metrics will be sent to self-hosted server): (https?://\S+)")),
+        ("trackio", re.compile(rb'(?m)^(trackio show --project "[^"\n]{1,200}")')),
+        ("", re.compile(rb"(?m)^recipe-link: +([\w&. +-]{1,40}?) +(https?://\S+)[ \r]*$")),
+    )  # fmt: skip
+
+
+def printed(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
+    """The links that stand in the beginning and the end of a log, which is masked.  `outputs` are paths by their names.
+
+    What a tracker wrote elsewhere on the machine than into an output is not there any more when the step is over, and is no link.
+    """
+    if not any(word in log for word in _SPEAKERS):
+        return []
+    log = re.sub(rb"\x1b\[[0-9;]*m", b"", log)
+    found: dict[Link, None] = {}
+    for name, pattern in _patterns():
+        for match in pattern.finditer(log):
+            *own, to = (part.decode(errors="replace") for part in match.groups())
+            place = _in_output(step, to, outputs) if name == "W&B offline" else to if to.startswith("trackio ") else _address(to)
+            if place and len(place) <= LONGEST and len(found) < MOST:
+                found[Link(step, name or own[0].strip(), place)] = None
+    return list(found)
+
+
+def _address(text: str) -> str:
+    """An http(s) address without what could open something: user, password, query.  Empty for what is none."""
+    try:
+        parts = urlsplit(text)
+        return "" if not parts.hostname or "@" in parts.netloc else parts._replace(query="").geturl()
+    except ValueError:
+        return ""
+
+
+def _in_output(step: str, path: str, outputs: Mapping[str, str]) -> str:
+    for name, output in outputs.items():
+        _, inside, rest = f"/{path.lstrip('/')}".rpartition(f"/{output.strip('/')}/")
+        if inside and ".." not in rest.split("/"):
+            return f"{step}.{name}/{rest}"
+    return ""
+
+
+def recorded(attempts: Iterable[AttemptRow]) -> list[Link]:
+    """What is stored with the attempts of a run, each once."""
+    rows = [(attempt.step, row) for attempt in attempts for row in _rows(attempt.exit.get("links"))]
+    return list(dict.fromkeys(Link(step, name, to) for step, (name, to) in rows))
+
+
+def _rows(stored: object) -> list[tuple[str, str]]:
+    return [(str(row[0]), str(row[1])) for row in stored if isinstance(row, list) and len(row) == 2] if isinstance(stored, list) else []
