@@ -35,7 +35,10 @@ class Row:
     height: int
     original: tuple[int, int]  # width, height before it was resized
     corner: tuple[int, int]  # pixels on the left and above that the crop took, after it was resized
+    source: str  # the file that it was prepared from, as several may be at several resolutions
     held_out: bool
+    repeats: int  # how often an epoch has it
+    regular: bool  # of the kind in general, which is to stay as it is
 
 
 def family(name: str) -> ModuleType:
@@ -59,9 +62,21 @@ def quiet() -> None:
 def rows(manifest: Path) -> list[Row]:
     """The images of a prepared set, in its order."""
     read = [json.loads(line) for line in manifest.read_text().splitlines()]
-    return [
-        Row(row["id"], row["caption"], row["width"], row["height"], tuple(row["original"]), tuple(row["corner"]), row["held_out"]) for row in read
-    ]
+    return [Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in Row.__slots__}) for row in read]
+
+
+def orders(caption: str, count: int, keep: int) -> list[str]:
+    """A caption of tags, which commas part, in up to `count` different orders: the first as it is written, each with the same `keep` tags in front.
+
+    A function of the caption alone: what is embedded and what is learned from are the same, whatever the seed.
+    """
+    tags = [tag.strip() for tag in caption.split(",")]
+
+    def place(number: int, tag: str) -> bytes:
+        return hashlib.sha256(f"{number}:{caption}:{tag}".encode()).digest()
+
+    others = (sorted(tags[keep:], key=lambda tag: place(number, tag)) for number in range(1, count))
+    return list(dict.fromkeys([caption, *(", ".join([*tags[:keep], *rest]) for rest in others)]))
 
 
 def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> Any:

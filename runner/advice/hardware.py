@@ -170,8 +170,8 @@ def fitting(rows: Sequence[Seen], case: Picture) -> Seen | None:
 
 
 def adapter_more(row: Seen, case: Picture) -> int:
-    """Bytes that a LoRA of a higher rank than the row's takes more: weights, gradients and AdamW's two moments, 32 bits each."""
-    return max(0, case.rank - row.rank) * ADAPTED.get(case.family, 0) * 16
+    """Bytes that a LoRA takes more than the row's, which has weights, gradients and AdamW's two moments, 32 bits each."""
+    return max(0, case.rank * case.adapter - row.rank * 16) * ADAPTED.get(case.family, 0)
 
 
 def _plain(name: str) -> str:

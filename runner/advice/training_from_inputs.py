@@ -23,6 +23,9 @@ DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
 """Weights of a LoRA of rank 1 on the layers that our trainers adapt: inputs and outputs of each, added up."""
 
+KEPT: Final = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "prodigy": 16}
+"""Bytes that an optimizer keeps for a weight of 32 bits: two moments, in 32 bits or 8; sums of rows and columns; two moments and two more such."""
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -35,6 +38,7 @@ class Picture:
     rank: int
     checkpointing: bool
     stored: str = "same"  # how the frozen base lies in memory: as it is computed with, or fp8
+    adapter: int = 16  # bytes for each weight of the LoRA: itself and its gradient, and what the optimizer and an average keep of it
 
     def __str__(self) -> str:
         less = "" if self.checkpointing else ", activations kept"
@@ -92,14 +96,16 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
     if family is None or resolution is None:
         return None
     rank = _whole(inputs, "rank") or 0
+    more = inputs.get("more_resolutions")
     return Picture(
         family,
         "lora" if rank else "full",
-        resolution,
+        max([resolution, *(more if isinstance(more, list) else [])]),
         _whole(inputs, "micro_batch") or 1,
         rank,
         bool(inputs.get("checkpoint_activations", True)),
         str(inputs.get("base_storage", "same")),
+        8 + KEPT.get(str(inputs.get("optimizer", "adamw")), 8) + (4 if inputs.get("ema") else 0),
     )
 
 
@@ -144,7 +150,8 @@ def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
             found.append(Smaller({name: length}, "longer text is cut"))
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
-        found.append(Smaller({"resolution": 512}, "less detail"))
+        fewer: dict[str, Tree] = {"more_resolutions": []} if inputs.get("more_resolutions") else {}
+        found.append(Smaller({"resolution": 512, **fewer}, "less detail"))
     if inputs.get("train_embeddings") is True:
         found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
     if inputs.get("method") == "full":

@@ -131,11 +131,17 @@ def peak(trainers: SimpleNamespace, autocast: Callable[[], None], tmp_path: Path
         )
         options = Namespace(
             family=family, base=base, init="random", objective={"flux": "uniform", "sdxl": "epsilon"}[family], min_snr_gamma=0.0, seed=0, rank=rank,
-            alpha=rank, checkpoint_activations=True, base_storage=stored, learning_rate=1e-4, guidance=1.0, micro_batch=batch,
+            alpha=rank, checkpoint_activations=True, base_storage=stored, learning_rate=1e-4, guidance=1.0, micro_batch=batch, optimizer="adamw",
+            weight_decay=0.0, beta1=0.9, beta2=0.999, ema=0.0,
         )  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(kind, "denoiser", shapes_only)
             training = trainers.train.Training(accelerator, options)
+        # Its state is there from the first step on.
+        for weight in training._learned.values():
+            weight.grad = torch.zeros_like(weight)
+        training._optimizer.step()
+        training._optimizer.zero_grad()
         held = Held()
         for value in (*training.model.parameters(), *(value for state in training._optimizer.state.values() for value in state.values())):
             held.see(value)

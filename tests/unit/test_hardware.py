@@ -179,6 +179,12 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     assert row is not None and row.precision == "fp8" and not row.source and row.gb < 22
     assert fitting(rows, replace(stored, checkpointing=False)) is None
     assert adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16 and adapter_more(row, replace(stored, rank=8)) == 0
+    # What the optimizer and an average keep of the adapter counts; of several resolutions the largest does.
+    kept = {name: picture("flux-lora@1", {**inputs, "optimizer": name}, "") for name in ("adamw_8bit", "prodigy")}
+    assert kept["prodigy"] == replace(seen, adapter=24) and adapter_more(row, kept["prodigy"]) == 16 * 4085760 * 8
+    assert kept["adamw_8bit"] == replace(seen, adapter=10) and adapter_more(row, kept["adamw_8bit"]) == 0
+    assert picture("flux-lora@1", {**inputs, "ema": 0.99, "more_resolutions": [768]}, "") == replace(seen, adapter=20, resolution=768)
+    assert [more for more, _ in smaller({"resolution": 768, "more_resolutions": [1024]})] == [{"resolution": 512, "more_resolutions": []}]
     assert picture("sdxl-lora@1", inputs, "") is not None
     assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
 
