@@ -20,7 +20,7 @@ import precision
 import torch
 from control import Ending, every
 from descent import CLIP, add_up, rate_at
-from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, orders, rows, stored
+from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, away, caption_file, digest, family, identity, orders, rows, stored
 from loop import Checkpoints, draw, fail
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -35,7 +35,7 @@ LOOKS = 4  # noise levels at which each of them is looked at
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
     "base_storage", "caption_dropout", "warmup_steps", "decay_steps", "schedule", "floor", "optimizer", "weight_decay", "beta1", "beta2",
-    "tag_orders", "keep_tags", "regularisation_share", "regularisation_weight", "mask_floor", "ema",
+    "tag_orders", "keep_tags", "regularisation_share", "regularisation_weight", "mask_floor", "ema", "compile",
 )  # fmt: skip
 
 
@@ -232,10 +232,15 @@ class Training:
         # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
         draw("adapter", options.seed)
         self.model.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=self._family.TARGETS))
+        whole = sum(weight.numel() for weight in self.model.parameters())
         stored(self.model, options.base_storage, self._dtype)
+        away(self.model, options.offload_blocks)
         if options.checkpoint_activations:
             self.model.enable_gradient_checkpointing()
         self.model.to(accelerator.device).train()
+        if options.compile:
+            # With one program for all shapes: which was made first would decide the last bits of the others, and a resume begins with another.
+            self.model.compile_repeated_blocks(dynamic=True)
         self._learned = {name: weight for name, weight in sorted(self.model.named_parameters()) if weight.requires_grad}
         for weight in self._learned.values():
             weight.data = weight.data.float()
@@ -245,7 +250,7 @@ class Training:
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=arithmetic == "fp16")
         told = "" if options.base_storage == "same" else f", the base in {options.base_storage}"
         count = sum(weight.numel() for weight in self._learned.values())
-        _say(accelerator.process_index, f"{count:,} weights learned beside {sum(weight.numel() for weight in self.model.parameters()) - count:,}; "
+        _say(accelerator.process_index, f"{count:,} weights learned beside {whole - count:,}; "
              f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}{told}")  # fmt: skip
 
     def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool, rate: float) -> tuple[float, float, bool]:
@@ -403,13 +408,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ema", type=float, default=0.0, help="how much of the average over steps a step keeps; 0: none is kept")
     parser.add_argument("--checkpoint-activations", action="store_true")
     parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the frozen weights lie in memory as")
+    parser.add_argument("--offload-blocks", type=int, default=0, help="transformer blocks whose frozen weights stay in main memory")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks")
     parser.add_argument("--tracker", choices=TRACKERS, default="none")
     options = parser.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
     descent.refuse(options)
-    if options.base_storage != "same" and not options.checkpoint_activations:
-        fail(f"base_storage {options.base_storage} saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
+    if options.base_storage == "fp8" and not options.checkpoint_activations:
+        fail("base_storage fp8 saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
+    if options.offload_blocks and not options.checkpoint_activations:
+        fail("offload_blocks saves memory only with checkpoint_activations=true: without, all that came stays for the backward")
+    if options.offload_blocks and options.base_storage != "same":
+        fail(f"offload_blocks leaves weights in main memory as they are computed with: base_storage=same, not {options.base_storage}")
     return options
 
 

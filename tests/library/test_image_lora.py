@@ -87,7 +87,8 @@ def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path, *
         family=family, base=base, manifest=manifest, latents=home / "latents", text=home / "text", init="random", objective=OBJECTIVES[family],
         guidance=1.0, min_snr_gamma=0.0, rank=8, alpha=16.0, learning_rate=0.01, seed=0, micro_batch=4, checkpoint_activations=False,
         base_storage="same", caption_dropout=0.0, warmup_steps=0, decay_steps=0, schedule="cosine", floor=0.1, optimizer="adamw",
-        weight_decay=0.0, beta1=0.9, beta2=0.999, tag_orders=1, keep_tags=1, regularisation_share=0.5, regularisation_weight=1.0, mask_floor=0.0, ema=0.0,
+        weight_decay=0.0, beta1=0.9, beta2=0.999, tag_orders=1, keep_tags=1, regularisation_share=0.5, regularisation_weight=1.0, mask_floor=0.0, ema=0.0, offload_blocks=0,
+        compile=False,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.library.test_image_lora import EMOJI, Bench, call, encode, trainers, training
+from tests.library.test_image_lora import EMOJI, ROOT, Bench, call, encode, trainers, training
 from tests.system.test_sft_trainer import run, signal_at
 
 __all__ = ["trainers"]
@@ -186,6 +186,51 @@ def test_what_comes_out_is_the_average(trainers: SimpleNamespace, encoded: Names
     assert any((last[name] != average[name]).any() for name in last)
 
 
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_blocks_that_stay_in_main_memory_compute_the_same(family: str, trainers: SimpleNamespace, encoded: Namespace) -> None:
+    import torch
+
+    kind = trainers.model.family(family)
+    denoisers = [kind.denoiser(ROOT / "fixtures" / f"tiny-{family}", "random", torch.float32) for _ in range(3)]
+    count = len({trainers.model._block(name) for name, _ in trainers.model.linear(denoisers[0])})
+    sizes = []
+    for model, blocks in zip(denoisers, (0, 1, 100), strict=True):
+        trainers.model.away(model, blocks)
+        sizes.append(sum(weight.numel() for weight in model.parameters()))
+    assert count > 1 and sizes[0] > sizes[1] > sizes[2] and not trainers.model.linear(denoisers[2])
+
+
+def test_a_training_over_blocks_in_main_memory_learns_the_same_bits(trainers: SimpleNamespace, encoded: Namespace) -> None:
+    import torch
+
+    options = Namespace(**{**vars(encoded), "checkpoint_activations": True})
+    made = [Bench(trainers, Namespace(**{**vars(options), "offload_blocks": blocks})) for blocks in (0, 3)]
+    assert made[0].go(1, 2) == made[1].go(1, 2)
+    one, other = (each.training.tensors() for each in made)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert sum(weight.numel() for weight in made[1].training.model.parameters()) < sum(
+        weight.numel() for weight in made[0].training.model.parameters()
+    )
+
+
+def test_a_base_in_4_bits_is_learned_over_and_resumed_to_the_same_bits(trainers: SimpleNamespace, encoded: Namespace) -> None:
+    import torch
+
+    options = Namespace(**{**vars(encoded), "base_storage": "nf4"})
+    made, again = Bench(trainers, options), Bench(trainers, options)
+    packed = [name for name, weight in made.training.model.named_parameters() if weight.dtype == torch.uint8]
+    assert len(packed) > 10 and not any("lora" in name for name in packed) and all("transformer_blocks." in name for name in packed)
+    before, plain = made.training.glance(made.held_out), Bench(trainers, encoded)
+    assert before == pytest.approx(plain.training.glance(plain.held_out), rel=0.05) and before != plain.training.glance(plain.held_out)
+    made.go(1, 2)
+    middle = {name: value.clone() for name, value in made.training.tensors().items()}
+    losses = made.go(3, 8)
+    again.training.restore(middle)
+    assert again.go(3, 8) == losses and made.training.glance(made.held_out) < before
+    one, other = made.training.tensors(), again.training.tensors()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor", "prodigy"])
 def test_with_all_of_it_a_resumed_training_ends_in_the_same_bits(optimizer: str, trainers: SimpleNamespace, encoded: Namespace) -> None:
     import torch
@@ -200,6 +245,29 @@ def test_with_all_of_it_a_resumed_training_ends_in_the_same_bits(optimizer: str,
     one, other = made.training.tensors(), again.training.tensors()
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert any(not torch.equal(one[name], middle[name]) for name in one)
+
+
+@pytest.mark.proof
+def test_compiled_blocks_learn_the_same_and_are_resumed_to_the_same_bits(
+    trainers: SimpleNamespace, encoded: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is traced of the blocks, for two shapes of images, run without the C++ compiler, which takes minutes: a resume begins with another shape."""
+    import torch
+    from diffusers.models.modeling_utils import ModelMixin
+
+    compiled = ModelMixin.compile_repeated_blocks
+    monkeypatch.setattr(ModelMixin, "compile_repeated_blocks", lambda self, **more: compiled(self, backend="aot_eager", **more))
+    options = Namespace(**{**vars(encoded), "compile": True, "checkpoint_activations": True})
+    made, plain = Bench(trainers, options), Bench(trainers, Namespace(**{**vars(options), "compile": False}))
+    assert made.go(1, 3) == plain.go(1, 3)
+    middle = {name: value.clone() for name, value in made.training.tensors().items()}
+    losses = made.go(4, 6)
+    torch._dynamo.reset()
+    again = Bench(trainers, options)
+    again.training.restore(middle)
+    assert again.go(4, 6) == losses == plain.go(4, 6)
+    one, other = made.training.tensors(), again.training.tensors()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.proof
