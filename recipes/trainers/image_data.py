@@ -50,6 +50,8 @@ FILE_COLUMNS = ("file_name", "file", "image")
 CAPTION_COLUMNS = ("text", "caption")
 SHOWN = 40  # complaints, and warnings of one kind, that are printed
 MOST_PIXELS = 400_000_000  # of one image: more is a bomb, or a map
+MASKED = "-masklabel.png"  # what OneTrainer calls the mask of an image: its name without the suffix, and this
+REGULAR = "regularisation"  # where images of the kind in general lie beside the data set
 LOST = 0.25  # share of an image that may fall to the crop before it is worth a word
 HASH = 16  # rows and columns of the perceptual hash
 NEAR_BITS = 14  # of 256 that near duplicates may differ in
@@ -61,10 +63,10 @@ BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, Type
 class Settings:
     """What decides how a picture is prepared."""
 
-    resolution: int
-    bucket_step: int
+    tables: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]  # resolutions, largest first, each with its buckets
     min_size: int
     alpha_background: tuple[int, int, int]
+    masks: str  # none, alpha, files
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,15 @@ class Picture:
     """One prepared image: what it became, what was done to it, and how it looks from far away."""
 
     size: tuple[int, int]  # width, height as shown, before it was prepared
-    bucket: tuple[int, int]
+    buckets: tuple[tuple[int, tuple[int, int]], ...]  # by resolution, largest first; of an image that is smaller, those that do not enlarge it
     digest: str  # SHA-256 of the file
     bits: bytes  # perceptual hash
     shades: bytes  # HASH × HASH × RGB
     done: tuple[str, ...]  # names of what was done, as the report counts them
+
+    @property
+    def bucket(self) -> tuple[int, int]:
+        return self.buckets[0][1]
 
 
 @dataclass(slots=True)
@@ -130,20 +136,35 @@ def corner(size: tuple[int, int], bucket: tuple[int, int]) -> tuple[int, int]:
 def prepare(options: argparse.Namespace) -> str:
     """Write the prepared folder; the summary for people comes back.  BadData names every file that cannot be used, and what to do."""
     with tempfile.TemporaryDirectory() as folder:
-        return _prepare(_unpacked(options.data, Path(folder)), options)
+        root = _unpacked(options.data, Path(folder) / "data")
+        if options.regularisation is None:
+            return _prepare(root, options)
+        both = Path(folder) / "both"
+        both.mkdir()
+        for name, each in (("dataset", root), (REGULAR, _unpacked(options.regularisation, Path(folder) / REGULAR))):
+            _look(each)
+            (both / name).symlink_to(each.resolve())
+        return _prepare(both, options)
 
 
 def _prepare(root: Path, options: argparse.Namespace) -> str:
-    settings = Settings(options.resolution, options.bucket_step, options.min_size, _colour(options.alpha_background))
-    table = buckets(settings.resolution, settings.bucket_step)
+    sizes = sorted({options.resolution, *options.more_resolutions}, reverse=True)
+    tables = tuple((size, buckets(size, options.bucket_step)) for size in sizes)
+    settings = Settings(tables, options.min_size, _colour(options.alpha_background), options.masks)
     names, others = _look(root)
+    if options.masks == "files":
+        names = [name for name in names if not name.endswith(MASKED)]
     findings = Findings()
+    times = _times(names, options)
     captions = _captions(root, names, others, options, findings)
 
     (options.out / "images").mkdir(parents=True, exist_ok=True)
 
+    def key(position: int, digest: str, size: int) -> str:
+        return f"{position:06d}-{digest[:8]}" + (f"-{size}" if size != options.resolution else "")
+
     def one(position: int) -> Picture | str:
-        return _prepared(root / names[position], lambda digest: options.out / "images" / f"{_id(position, digest)}.png", settings, table)
+        return _prepared(root / names[position], lambda digest, size: options.out / "images" / f"{key(position, digest, size)}.png", settings)
 
     # Pillow decodes and resizes outside the interpreter's lock.  `map` answers in order, whoever is done first.
     with ThreadPoolExecutor(options.workers) as pool:
@@ -159,29 +180,36 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
     _remarks(good, pictures, findings)
     _judge(findings, options, good, len(names))
 
-    held_out = _held_out(good, groups, pictures, options.eval_fraction, options.seed)
+    regular = {name for name in good if _is_regular(name, options)}
+    held_out = _held_out([name for name in good if name not in regular], groups, pictures, options.eval_fraction, options.seed)
     positions = {name: position for position, name in enumerate(names)}
-    kept = {_id(positions[name], pictures[name].digest) for name in good}
+    rows = []
+    for name in good:
+        picture = pictures[name]
+        # Judged by is the largest: a loss is compared over trainings.
+        for size, bucket in picture.buckets[: 1 if name in held_out else None]:
+            id = key(positions[name], picture.digest, size)
+            rows.append({"id": id, "file": f"images/{id}.png", "caption": captions[name], "width": bucket[0], "height": bucket[1],
+                         "original": picture.size, "corner": corner(picture.size, bucket), "source": name, "held_out": name in held_out,
+                         "repeats": times.get(name, 1), "regular": name in regular})  # fmt: skip
+    kept = {row["id"] for row in rows}
     for stale in (options.out / "images").glob("*.png"):
         if stale.stem not in kept:
             stale.unlink()
     with (options.out / "manifest.jsonl").open("w", encoding="utf-8", newline="\n") as manifest:
-        for name in good:
-            picture = pictures[name]
-            key = _id(positions[name], picture.digest)
-            width, height = picture.bucket
-            row = {"id": key, "file": f"images/{key}.png", "caption": captions[name], "width": width, "height": height, "original": picture.size,
-                   "corner": corner(picture.size, picture.bucket), "source": name, "held_out": name in held_out}  # fmt: skip
+        for row in rows:
             manifest.write(json.dumps(row, ensure_ascii=False) + "\n")
     done = Counter(what for name in good for what in pictures[name].done)
-    sizes = Counter("{}x{}".format(*pictures[name].bucket) for name in good)
+    prepared = Counter(f"{row['width']}x{row['height']}" for row in rows)
     report = {
         "images_found": len(names),
         "images": len(good),
         "images_held_out": len(held_out),
-        "resolution": settings.resolution,
-        "bucket_step": settings.bucket_step,
-        "buckets": dict(sorted(sizes.items())),
+        "images_regular": len(regular),
+        "images_by_repeats": dict(sorted(Counter(times.get(name, 1) for name in good if name not in regular).items())),
+        "resolutions": sizes,
+        "bucket_step": options.bucket_step,
+        "buckets": dict(sorted(prepared.items())),
         "trigger": options.trigger,
         "done": dict(sorted(done.items())),
         "left_out": dict(sorted(findings.dropped.items())),
@@ -193,8 +221,28 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
     return _summary(report, findings)
 
 
-def _id(position: int, digest: str) -> str:
-    return f"{position:06d}-{digest[:8]}"
+def _is_regular(name: str, options: argparse.Namespace) -> bool:
+    return options.regularisation is not None and name.startswith(f"{REGULAR}/")
+
+
+def _times(names: list[str], options: argparse.Namespace) -> dict[str, int]:
+    """How often an epoch has an image, for those in folders of `repeats`, FOLDER=TIMES: of folders in each other the inner one says so."""
+    times: dict[str, int] = {}
+    inside = {name: name.removeprefix("dataset/") if options.regularisation is not None else name for name in names if not _is_regular(name, options)}
+    given = []
+    for text in options.repeats:
+        folder, _, count = text.rpartition("=")
+        if not folder or not count.isdecimal() or not int(count):
+            raise BadData(f'repeats: "{text}" is not FOLDER=TIMES; write it as portraits=10')
+        given.append((folder.strip("/"), int(count)))
+    for folder, count in sorted(given, key=lambda pair: pair[0].count("/")):
+        found = [name for name, below in inside.items() if below.startswith(f"{folder}/")]
+        if not found:
+            folders = sorted({below.rpartition("/")[0] for below in inside.values() if "/" in below})
+            there = ", ".join(folders[:SHOWN]) or "none, all images lie side by side"
+            raise BadData(f'repeats: no image lies in a folder "{folder}"; folders with images: {there}')
+        times |= dict.fromkeys(found, count)
+    return times
 
 
 def _unpacked(root: Path, into: Path) -> Path:
@@ -270,8 +318,9 @@ def _captions(root: Path, names: list[str], others: list[str], options: argparse
         if not text and options.missing_captions == "filename":
             text = " ".join(re.split(r"[\s_\-.]+", Path(name).stem)).strip()
             findings.dropped["captions taken from the file name"] += 1
+        trigger = "" if _is_regular(name, options) else options.trigger
         if not text and options.missing_captions == "trigger":
-            text = options.trigger
+            text = trigger
         if not text and options.missing_captions == "drop":
             findings.dropped["images without a caption"] += 1
         elif not text:
@@ -280,7 +329,7 @@ def _captions(root: Path, names: list[str], others: list[str], options: argparse
             )
             findings.fault(name, f"{where}; write one, or missing_captions=drop, filename or trigger")
         else:
-            captions[name] = _triggered(text, options.trigger)
+            captions[name] = _triggered(text, trigger)
     return captions
 
 
@@ -350,8 +399,8 @@ def _beside(root: Path, names: list[str], others: set[str], given: dict[str, tup
             findings.warnings.append(f"{file}: a caption without its image")
 
 
-def _prepared(file: Path, target: Callable[[str], Path], settings: Settings, table: tuple[tuple[int, int], ...]) -> Picture | str:
-    """Write the image as its bucket has it; or why it cannot be used, and what to do."""
+def _prepared(file: Path, target: Callable[[str, int], Path], settings: Settings) -> Picture | str:
+    """Write the image as its buckets have it, with its mask as alpha channel; or why it cannot be used, and what to do."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # its size is looked at below, before a pixel is
@@ -376,6 +425,7 @@ def _prepared(file: Path, target: Callable[[str], Path], settings: Settings, tab
             turned = ImageOps.exif_transpose(image)
             done += ["turned as their EXIF says"] if image.getexif().get(0x0112, 1) != 1 else []
             plain = _plain(turned, settings.alpha_background, done)
+            mask = _mask(turned, file, settings.masks)
     except UnidentifiedImageError:
         return f"not an image{_guess(data)}; get it again, or remove it"
     except BROKEN as error:
@@ -386,13 +436,43 @@ def _prepared(file: Path, target: Callable[[str], Path], settings: Settings, tab
     size = plain.size
     if min(size) < settings.min_size:
         return f"{size[0]}×{size[1]}: its smaller side is below min_size={settings.min_size}; get a larger one, or lower min_size"
-    bucket = nearest(size, table)
-    if size[0] < bucket[0] or size[1] < bucket[1]:
-        done.append("enlarged")
+    if isinstance(mask, str):
+        return mask
+    done += ["with a mask"] if mask is not None else []
+    every = [(resolution, nearest(size, table)) for resolution, table in settings.tables]
+    fitting = [(resolution, bucket) for resolution, bucket in every if size[0] >= bucket[0] and size[1] >= bucket[1]]
+    done += [] if fitting else ["enlarged"]
     digest = hashlib.sha256(data).hexdigest()
-    ready = plain if size == bucket else ImageOps.fit(plain, bucket, Image.Resampling.LANCZOS)
-    ready.save(target(digest), "PNG", compress_level=1)  # read back a few times and then gone: time counts more than space
-    return Picture(size, bucket, digest, *_look_alike(plain), tuple(done))
+    for resolution, bucket in fitting or every[-1:]:
+        ready = plain if size == bucket else ImageOps.fit(plain, bucket, Image.Resampling.LANCZOS)
+        if mask is not None:
+            ready = ready.copy()
+            ready.putalpha(ImageOps.fit(mask, bucket, Image.Resampling.BILINEAR))
+        ready.save(target(digest, resolution), "PNG", compress_level=1)  # read back a few times and then gone: time counts more than space
+    return Picture(size, tuple(fitting or every[-1:]), digest, *_look_alike(plain), tuple(done))
+
+
+def _mask(image: Image.Image, file: Path, kind: str) -> Image.Image | str | None:
+    """What of an image is to be learned, white, in 8 bits: None where that is all of it; or why its mask cannot be used, and what to do."""
+    from PIL import Image, ImageOps
+
+    beside = file.with_name(f"{file.stem}{MASKED}")
+    if kind == "alpha" and (image.has_transparency_data):
+        found = image.convert("RGBA").getchannel("A")
+    elif kind == "files" and beside.is_file():
+        try:
+            with Image.open(beside) as read:
+                found = ImageOps.exif_transpose(read).convert("L")
+        except BROKEN as error:
+            return f"its mask {beside.name} is broken: {error}; make it again, or remove it"
+        if found.size != image.size:
+            return f"its mask {beside.name} has {found.width}×{found.height} pixels, the image {image.width}×{image.height}; make them alike"
+    else:
+        return None
+    low, high = found.getextrema()
+    if not high:
+        return "its mask leaves nothing to learn: white is what is learned, and it is black all over; draw it anew, or remove the image"
+    return found if low < 255 else None
 
 
 def _suffixes(form: str | None) -> tuple[str, ...]:
@@ -555,7 +635,8 @@ def _summary(report: dict[str, object], findings: Findings) -> str:
     sizes, done = report["buckets"], report["done"]
     assert isinstance(sizes, dict) and isinstance(done, dict)
     shown = ", ".join(f"{count} of {size.replace('x', '×')}" for size, count in sizes.items())
-    lines = [f"data: {report['images']} images of {report['images_found']}, {report['images_held_out']} held out; {shown}"]
+    regular = f", {report['images_regular']} for regularisation" if report["images_regular"] else ""
+    lines = [f"data: {report['images']} images of {report['images_found']}, {report['images_held_out']} held out{regular}; {shown}"]
     lines += [f"data: {count} {'image' if count == 1 else 'images'} {what}" for what, count in done.items()]
     lines += [f"data: {count} {what}" for what, count in sorted(findings.dropped.items()) if count]
     lines += [f"data: warning: {warning}" for warning in findings.warnings[:SHOWN]]
@@ -576,7 +657,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--regularisation", type=Path, help="a folder of images of the kind in general, with captions")
+    parser.add_argument("--repeats", type=json.loads, default=[], help="a JSON list of FOLDER=TIMES")
     parser.add_argument("--resolution", type=int, required=True)
+    parser.add_argument("--more-resolutions", type=json.loads, default=[], help="a JSON list of others at which images are learned, too")
+    parser.add_argument("--masks", choices=["none", "alpha", "files"], default="none", help="what says which parts of an image are learned")
     parser.add_argument("--bucket-step", type=int, default=64)
     parser.add_argument("--min-size", type=int, default=1)
     parser.add_argument("--trigger", default="")
@@ -590,8 +675,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.missing_captions == "trigger" and not options.trigger:
         parser.error("missing_captions=trigger needs a trigger word")
-    if options.resolution < options.bucket_step:
-        parser.error(f"resolution {options.resolution} is less than the bucket step {options.bucket_step}")
+    if (least := min([options.resolution, *options.more_resolutions])) < options.bucket_step:
+        parser.error(f"resolution {least} is less than the bucket step {options.bucket_step}")
     return options
 
 

@@ -1,7 +1,8 @@
 """Step `latents`: put every prepared image through the autoencoder, once.  Knows pixels, not captions: a caption that is edited changes nothing here.
 
 One file for each image, `<id>.safetensors` with `latent` (channels, height / 8, width / 8), 32 bits, shifted and scaled as the denoiser wants it.  It
-is the mode of the encoder's distribution, so that the same image has the same latent whenever and in whatever company it is encoded.
+is the mode of the encoder's distribution, so that the same image has the same latent whenever and in whatever company it is encoded.  Where
+the prepared image has a mask, as its alpha channel, the file has `mask`, too: (1, height / 8, width / 8), 0 to 1.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
         if not latent.isfinite().all():
             sys.exit(f"latents: {file.name}: the autoencoder gives numbers that are none in precision {precision}; SDXL's own does in fp16. "
                      "Take vae=madebyollin/sdxl-vae-fp16-fix, or vae_precision=no")  # fmt: skip
-        save_file({"latent": latent.contiguous()}, options.out / f"{file.stem}.safetensors")
+        save_file({"latent": latent.contiguous()} | mask(file, latent), options.out / f"{file.stem}.safetensors")
     print(f"latents: {len(files)} images on {where.type}, precision {precision}, {sum(f.stat().st_size for f in options.out.iterdir()) / 1e6:.1f} MB")
 
 
@@ -49,6 +50,18 @@ def pixels(file: Path) -> torch.Tensor:
     with Image.open(file) as image:
         read = np.array(image.convert("RGB"))
     return torch.from_numpy(read).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+def mask(file: Path, latent: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`mask`, how much of each place of the latent is to be learned, where the image has such a channel."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(file) as image:
+        if image.mode != "RGBA":
+            return {}
+        shown = torch.from_numpy(np.array(image.getchannel("A"))).float()[None] / 255
+    return {"mask": torch.nn.functional.adaptive_avg_pool2d(shown, latent.shape[-2:])}
 
 
 if __name__ == "__main__":

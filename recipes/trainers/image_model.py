@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from loop import draw
+from loop import draw, needs
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
 FAMILIES = ("flux", "sdxl")
 INITS = ("pretrained", "random")
-STORAGES = ("same", "fp8")
+STORAGES = ("same", "fp8", "nf4")
+BLOCK = re.compile(r"(.*transformer_blocks\.\d+)\.")
+"""The name of a part begins with that of the transformer block that it is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,10 @@ class Row:
     height: int
     original: tuple[int, int]  # width, height before it was resized
     corner: tuple[int, int]  # pixels on the left and above that the crop took, after it was resized
+    source: str  # the file that it was prepared from, as several may be at several resolutions
     held_out: bool
+    repeats: int  # how often an epoch has it
+    regular: bool  # of the kind in general, which is to stay as it is
 
 
 def family(name: str) -> ModuleType:
@@ -59,9 +65,21 @@ def quiet() -> None:
 def rows(manifest: Path) -> list[Row]:
     """The images of a prepared set, in its order."""
     read = [json.loads(line) for line in manifest.read_text().splitlines()]
-    return [
-        Row(row["id"], row["caption"], row["width"], row["height"], tuple(row["original"]), tuple(row["corner"]), row["held_out"]) for row in read
-    ]
+    return [Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in Row.__slots__}) for row in read]
+
+
+def orders(caption: str, count: int, keep: int) -> list[str]:
+    """A caption of tags, which commas part, in up to `count` different orders: the first as it is written, each with the same `keep` tags in front.
+
+    A function of the caption alone: what is embedded and what is learned from are the same, whatever the seed.
+    """
+    tags = [tag.strip() for tag in caption.split(",")]
+
+    def place(number: int, tag: str) -> bytes:
+        return hashlib.sha256(f"{number}:{caption}:{tag}".encode()).digest()
+
+    others = (sorted(tags[keep:], key=lambda tag: place(number, tag)) for number in range(1, count))
+    return list(dict.fromkeys([caption, *(", ".join([*tags[:keep], *rest]) for rest in others)]))
 
 
 def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> Any:
@@ -86,14 +104,71 @@ def part(kind: Any, folder: Path, name: str, init: str, dtype: torch.dtype) -> A
 
 
 def stored(model: Any, storage: str, computed: torch.dtype) -> None:
-    """Keep the frozen linear layers and convolutions of a denoiser in 8 bits (float8 e4m3fn), where `storage` is fp8; the others stay as they are.
+    """Keep frozen weights of a denoiser in fewer bits; adapters that are there already keep theirs.  Its layers compute with `computed`.
 
-    A layer's weights are cast to `computed` while it works.  Norms, what modulates them, and adapters that are there already keep their precision.
-    The backward needs the weights as they were computed with, and autograd holds on to them: only with checkpointing of activations, where a block is
+    fp8: linear layers and convolutions in 8 bits (float8 e4m3fn), but for norms and what modulates them.  A layer's weights are cast while it works.
+    The backward needs them as they were computed with, and autograd holds on to them: only with checkpointing of activations, where a block is
     computed again right before its backward, are these few at a time.
+
+    nf4: the linear layers of the transformer blocks in 4 bits, their scales quantised too (Dettmers and others 2023, arXiv 2305.14314, sections 3 and
+    A).  They are made so on the way to the device.  What is computed with is made anew in the backward.
     """
     if storage == "fp8":
         model.enable_layerwise_casting(torch.float8_e4m3fn, compute_dtype=computed)
+    elif storage == "nf4":
+        needs("bitsandbytes", "base_storage nf4", "base_storage=fp8")
+        for name, layer in linear(model):
+            model.set_submodule(name, _in_four_bits(layer, computed))
+
+
+def away(model: Any, blocks: int) -> None:
+    """Leave the frozen linear layers of the first so many transformer blocks in main memory, from where they come whenever they compute.
+
+    To be called before the model goes to its device.  Autograd holds on to what came: only with checkpointing of activations is it few at a time.
+    """
+    layers = linear(model)
+    first = set(list(dict.fromkeys(_block(name) for name, _ in layers))[:blocks])
+    for name, layer in layers:
+        if _block(name) in first:
+            model.set_submodule(name, Coming(layer))
+
+
+class Coming(torch.nn.Module):
+    """A frozen linear layer that lies in main memory.  Its weights are no parameters: where the model goes, they do not."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        kept = (layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None)
+        # A GPU fetches what is pinned without a copy on the way.
+        self._kept = tuple(part.pin_memory() if part is not None and torch.cuda.is_available() else part for part in kept)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        weight, bias = (part.to(given.device, non_blocking=True) if part is not None else None for part in self._kept)
+        return torch.nn.functional.linear(given, weight, bias)
+
+
+def linear(model: Any) -> list[tuple[str, torch.nn.Linear]]:
+    """The linear layers of the transformer blocks that are not an adapter's, by name, block after block."""
+    return [(name, part) for name, part in model.named_modules() if type(part) is torch.nn.Linear and BLOCK.match(name) and ".lora_" not in name]
+
+
+def _block(name: str) -> str:
+    found = BLOCK.match(name)
+    assert found is not None
+    return found[1]
+
+
+def _in_four_bits(layer: torch.nn.Linear, computed: torch.dtype) -> torch.nn.Module:
+    from bitsandbytes.nn import Linear4bit, Params4bit  # type: ignore[import-untyped]
+
+    kind: dict[str, Any] = {"compress_statistics": True, "quant_type": "nf4"}
+    made: torch.nn.Module = Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, computed, device="meta", **kind)
+    made.weight = Params4bit(layer.weight.detach(), requires_grad=False, module=made, **kind)
+    made.bias = layer.bias
+    # Some CPUs get weights packed anew at the first look without gradients, and nothing is learned over those.
+    made.support_avx512bf16_for_cpu = False
+    return made
 
 
 def vae_of(folder: Path, init: str, dtype: torch.dtype) -> Any:

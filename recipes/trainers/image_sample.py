@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_model import DTYPES, FAMILIES, INITS, STORAGES, caption_file, decoded, device, family, stored, vae_of
+from image_model import DTYPES, FAMILIES, INITS, STORAGES, away, caption_file, decoded, device, family, stored, vae_of
 from loop import draw
 from PIL import Image, ImageDraw, ImageFont
 from precision import ASKED, chosen
@@ -31,7 +31,9 @@ def main() -> None:
     adapters = sorted(options.snapshots.glob("step-*.safetensors"))
     # An adapter takes the precision of the base that it is put on: the first comes before the base is stored in less, the others in its place.
     put(pipeline, adapters[0])
-    stored(getattr(pipeline, kind.PREFIX), options.base_storage, dtype)
+    denoiser = getattr(pipeline, kind.PREFIX)
+    stored(denoiser, options.base_storage, dtype)
+    away(denoiser, options.offload_blocks)
     pipeline.to(where)
     pipeline.set_progress_bar_config(disable=True)
     vae = vae_of(options.vae, options.init, DTYPES[chosen(options.vae_precision)]).to(where)
@@ -119,6 +121,7 @@ def _options() -> argparse.Namespace:
     for name in ("precision", "vae-precision"):
         parser.add_argument(f"--{name}", choices=ASKED, required=True)
     parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the base's weights lie in memory as")
+    parser.add_argument("--offload-blocks", type=int, default=0, help="transformer blocks whose weights stay in main memory")
     parser.add_argument("--objective", required=True, help="sdxl: what the model predicts")
     parser.add_argument("--size", type=int, required=True, help="pixels a side")
     parser.add_argument("--steps", type=int, required=True, help="of denoising")

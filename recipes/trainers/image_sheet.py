@@ -38,7 +38,8 @@ def main() -> None:
         pen.text((2 * MARGIN + HEIGHT, bottom + 1), LEGEND, fill=HELD_OUT, font=font)
     for number, row in enumerate(shown):
         left, top = MARGIN + number % columns * step[0], MARGIN + number // columns * step[1]
-        with Image.open(options.data / row["file"]) as image:
+        with Image.open(options.data / row["file"]) as prepared:
+            image = _faded(prepared)
             # Small pictures grow by whole pixels: how coarse they are is what one wants to see.
             enlarge = min(CELL // image.width, CELL // image.height)
             small = image.resize((image.width * enlarge, image.height * enlarge), Image.Resampling.NEAREST) if enlarge > 1 else image.copy()
@@ -51,6 +52,14 @@ def main() -> None:
             pen.rectangle((left - 2, top - 2, left + CELL + 1, top + CELL + 1), outline=HELD_OUT)
     sheet.save(options.out, optimize=True)
     print(f"sheet: {options.out}, {len(shown)} of {len(rows)} images; those held out are framed in red")
+
+
+def _faded(image: Image.Image) -> Image.Image:
+    """The image, pale where its mask says that it is not learned."""
+    plain = image.convert("RGB")
+    if image.mode != "RGBA":
+        return plain
+    return Image.composite(plain, Image.blend(plain, Image.new("RGB", plain.size, PAPER), 0.75), image.getchannel("A"))
 
 
 def _lines(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:

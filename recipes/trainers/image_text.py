@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_model import DTYPES, FAMILIES, INITS, caption_file, device, family, rows
+from image_model import DTYPES, FAMILIES, INITS, caption_file, device, family, orders, rows
 from precision import ASKED, chosen
 from safetensors.torch import save_file
 
@@ -29,13 +29,19 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--report", type=Path, help="a JSON file for how many texts are longer than an encoder reads")
     parser.add_argument("--prompts", type=json.loads, help="a JSON list: embed these and not the captions; empty: the first captions")
+    parser.add_argument("--tag-orders", type=int, default=1, help="orders of its tags in which a caption that is learned from is embedded")
+    parser.add_argument("--keep-tags", type=int, default=1, help="tags that stay in front")
     parser.add_argument("--init", choices=INITS, required=True)
     parser.add_argument("--precision", choices=ASKED, required=True)
     options = parser.parse_args()
 
-    texts = list(dict.fromkeys(row.caption for row in rows(options.manifest)))
+    every = rows(options.manifest)
+    texts = list(dict.fromkeys(row.caption for row in every))
     if options.prompts is not None:
         texts = list(dict.fromkeys(options.prompts or texts[:SAMPLES]))
+    else:
+        learned = {row.caption for row in every if not row.held_out}
+        texts = list(dict.fromkeys(each for text in texts for each in orders(text, options.tag_orders * (text in learned), options.keep_tags)))
     where, precision = device(), chosen(options.precision)
     torch.use_deterministic_algorithms(True, warn_only=True)
     encoder = family(options.family).TextEncoder(options.base, options.init, DTYPES[precision], where)

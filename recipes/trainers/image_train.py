@@ -11,14 +11,16 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import descent
 import precision
 import torch
 from control import Ending, every
-from descent import CLIP, add_up, begin, rate_at, refuse_no_peak, restore, tensors
-from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, caption_file, digest, family, identity, rows, stored
+from descent import CLIP, add_up, rate_at
+from image_model import DTYPES, FAMILIES, INITS, STORAGES, Row, away, caption_file, digest, family, identity, orders, rows, stored
 from loop import Checkpoints, draw, fail
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -32,7 +34,8 @@ GLANCE = 64  # held-out images that a look at them takes
 LOOKS = 4  # noise levels at which each of them is looked at
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
-    "base_storage", "caption_dropout", "warmup_steps", "decay_steps",
+    "base_storage", "caption_dropout", "warmup_steps", "decay_steps", "schedule", "floor", "optimizer", "weight_decay", "beta1", "beta2",
+    "tag_orders", "keep_tags", "regularisation_share", "regularisation_weight", "mask_floor", "ema", "compile",
 )  # fmt: skip
 
 
@@ -46,8 +49,9 @@ def main() -> None:
         fail(f"global_batch {options.global_batch} cannot be shared evenly by {world} processes")
     learned = Images(options, [row for row in rows(options.manifest) if not row.held_out])
     held_out = Images(options, [row for row in rows(options.manifest) if row.held_out])
-    if not len(learned):
+    if all(row.regular for row in learned.rows):
         fail("all images are held out: lower eval_fraction, or add images")
+    reading = Reading(learned.rows, options)
 
     settings = {name: getattr(options, name) for name in SETTINGS}
     settings |= {"data": digest(options.manifest), "base": identity(options.base), "precision": accelerator.mixed_precision, "world": world}
@@ -68,14 +72,14 @@ def main() -> None:
     telemetry = Telemetry(options.tensorboard, main=me == 0, history=history, tracker=options.tracker, settings=settings)
     save_every = every("CHECKPOINT_INTERVAL_STEPS", options.save_every)
     for step in range(done + 1, options.max_steps + 1):
-        chosen = order(len(learned), options.seed, (step - 1) * options.global_batch, options.global_batch)
-        rate = rate_at(step, options.learning_rate, options.warmup_steps, options.decay_steps)
+        chosen = reading.chosen((step - 1) * options.global_batch, options.global_batch)
+        rate = rate_at(step, options.learning_rate, options.warmup_steps, options.decay_steps, options.schedule, options.floor)
         loss, norm, stopping = training.step(step, learned, chosen, telemetry, ending.asked, rate)
         if not math.isfinite(loss):
             fail(f"the loss is {loss} at step {step}; a smaller learning_rate, or precision bf16 instead of fp16, may help")
         values = {"loss": loss, "lr": rate, "grad_norm": norm}
         if len(held_out) and due(step):
-            with telemetry.phase("evaluation"):
+            with telemetry.phase("evaluation"), training.averaged():
                 values["eval_loss"] = training.glance(held_out)
         told = telemetry.step(step, samples=options.global_batch, **values)
         looked = f"  eval_loss {values['eval_loss']:.4f}" if "eval_loss" in values else ""
@@ -83,7 +87,8 @@ def main() -> None:
 
         if me == 0 and due(step):
             options.snapshots.mkdir(parents=True, exist_ok=True)
-            training.export(options.snapshots / f"step-{step:06d}.safetensors")
+            with training.averaged():
+                training.export(options.snapshots / f"step-{step:06d}.safetensors")
         last = step == options.max_steps
         if last or stopping or step % save_every == 0:
             with telemetry.phase("checkpoint"):
@@ -99,9 +104,14 @@ def main() -> None:
             _say(me, f"asked to end; saved step {step}")
             ending.end()
 
-    report: dict[str, Any] = {"steps": options.max_steps, "images": len(learned), "held_out": len(held_out)}
+    report: dict[str, Any] = {
+        "steps": options.max_steps,
+        "images": len({row.source for row in learned.rows if not row.regular}),
+        "held_out": len(held_out),
+    }
     if len(held_out):
-        after = training.glance(held_out)
+        with training.averaged():
+            after = training.glance(held_out)
         training.model.disable_adapters()
         before = training.glance(held_out)
         report |= {"eval_loss_before": before, "eval_loss_after": after, "lower_by": 1 - after / before}
@@ -112,7 +122,8 @@ def main() -> None:
         for file in options.snapshots.glob("step-*.safetensors"):
             if not due(int(file.stem.removeprefix("step-"))):
                 file.unlink()
-        training.export(options.adapter)
+        with training.averaged():
+            training.export(options.adapter)
         options.history.write_text("".join(telemetry.history))
         options.report.write_text(json.dumps(report, indent=2) + "\n")
     telemetry.close()
@@ -121,19 +132,45 @@ def main() -> None:
 
 
 class Example(NamedTuple):
-    """An image to learn from, with its caption or with none."""
+    """An image to learn from, with its caption, in one of the orders of its tags, or with none."""
 
     index: int
     captioned: bool
+    order: int = 0
+
+
+class Reading:
+    """Which images are learned, one after another without end: a function of the images and the seed, and nothing else.
+
+    An epoch has each image as often as it repeats, and beside them images of the kind in general, the next ones in each epoch, which are
+    `regularisation_share` of it.
+    """
+
+    def __init__(self, chosen: Sequence[Row], options: argparse.Namespace) -> None:
+        self._seed = options.seed
+        self._own = [index for index, row in enumerate(chosen) if not row.regular for _ in range(row.repeats)]
+        self._regular = [index for index, row in enumerate(chosen) if row.regular]
+        share = options.regularisation_share if self._regular else 0.0
+        self._beside = round(len(self._own) * share / (1 - share))
+
+    def chosen(self, first: int, count: int) -> list[int]:
+        """Images number `first` to `first + count`."""
+        length = len(self._own) + self._beside
+        found = []
+        for place, number in enumerate(order(length, self._seed, first, count), first):
+            beside = number - len(self._own)
+            found.append(self._own[number] if beside < 0 else self._regular[(place // length * self._beside + beside) % len(self._regular)])
+        return found
 
 
 class Images:
     """Latents and embeddings of some images, read when they are wanted."""
 
     def __init__(self, options: argparse.Namespace, chosen: Sequence[Row]) -> None:
-        self._latents, self._text, self._rows = options.latents, options.text, chosen
+        self._latents, self._text, self.rows = options.latents, options.text, chosen
+        self._orders = [orders(row.caption, 1 if row.held_out else options.tag_orders, options.keep_tags) for row in chosen]
         missing = [row.id for row in chosen if not (self._latents / f"{row.id}.safetensors").is_file()]
-        captions = {row.caption for row in chosen} | ({""} if options.caption_dropout else set())
+        captions = {caption for each in self._orders for caption in each} | ({""} if options.caption_dropout else set())
         missing += [caption for caption in sorted(captions) if not (self._text / caption_file(caption)).is_file()]
         if missing:
             fail(f"latents or text do not belong to this manifest: they lack {', '.join(missing[:5])}")
@@ -143,29 +180,41 @@ class Images:
                 self._lengths[caption] = read.get_slice("prompt").get_shape()[0]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def shape(self, example: Example) -> tuple[int, ...]:
         """What images have to agree in to be held at once: width, height, and how many tokens their captions have."""
-        row = self._rows[example.index]
+        row = self.rows[example.index]
         return row.width, row.height, self._lengths[self._caption(example)]
 
     def _caption(self, example: Example) -> str:
-        return self._rows[example.index].caption if example.captioned else ""
+        return self._orders[example.index][example.order] if example.captioned else ""
+
+    def orders(self, index: int) -> int:
+        """In how many orders of its tags an image's caption is there."""
+        return len(self._orders[index])
 
     def latent(self, index: int) -> torch.Tensor:
         """(channels, height / 8, width / 8), 32 bits."""
-        return load_file(self._latents / f"{self._rows[index].id}.safetensors")["latent"]
+        return load_file(self._latents / f"{self.rows[index].id}.safetensors")["latent"]
+
+    def mask(self, index: int) -> torch.Tensor | None:
+        """(1, height / 8, width / 8): how much of each place is to be learned, 0 to 1; None where that is all of it."""
+        return load_file(self._latents / f"{self.rows[index].id}.safetensors").get("mask")
 
     def conditions(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-        """What the model is given beside several latents, batch first: the embeddings of their captions, and `sizes`, pixels.
+        """What there is beside several latents, batch first: the embeddings of their captions, `sizes`, pixels, and `mask` where one of them has one.
 
-        Those are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
+        Sizes are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
         """
-        chosen = [self._rows[example.index] for example in examples]
+        chosen = [self.rows[example.index] for example in examples]
         read = [load_file(self._text / caption_file(self._caption(example))) for example in examples]
         sizes = [(*row.original[::-1], *row.corner[::-1], row.height, row.width) for row in chosen]
-        return {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
+        found = {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
+        masks = [self.mask(example.index) for example in examples]
+        if shape := next((mask.shape for mask in masks if mask is not None), None):
+            found["mask"] = torch.stack([torch.ones(shape) if mask is None else mask for mask in masks])
+        return found
 
 
 class Training:
@@ -183,32 +232,39 @@ class Training:
         # The LoRA matrices are drawn on the CPU, hence the same on every kind of device.
         draw("adapter", options.seed)
         self.model.add_adapter(LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=self._family.TARGETS))
+        whole = sum(weight.numel() for weight in self.model.parameters())
         stored(self.model, options.base_storage, self._dtype)
+        away(self.model, options.offload_blocks)
         if options.checkpoint_activations:
             self.model.enable_gradient_checkpointing()
         self.model.to(accelerator.device).train()
+        if options.compile:
+            # With one program for all shapes: which was made first would decide the last bits of the others, and a resume begins with another.
+            self.model.compile_repeated_blocks(dynamic=True)
         self._learned = {name: weight for name, weight in sorted(self.model.named_parameters()) if weight.requires_grad}
         for weight in self._learned.values():
             weight.data = weight.data.float()
-        self._optimizer = torch.optim.AdamW(self._learned.values(), lr=options.learning_rate, weight_decay=0.0)
-        begin(self._optimizer, self._learned)
+        groups = [{"params": list(self._learned.values()), "weight_decay": options.weight_decay}]
+        self._optimizer = descent.made(options.optimizer, groups, options.learning_rate, (options.beta1, options.beta2))
+        self._average = descent.Average(self._learned, options.ema) if options.ema else None
         self._scaler = torch.amp.GradScaler(accelerator.device.type, enabled=arithmetic == "fp16")
         told = "" if options.base_storage == "same" else f", the base in {options.base_storage}"
         count = sum(weight.numel() for weight in self._learned.values())
-        _say(accelerator.process_index, f"{count:,} weights learned beside {sum(weight.numel() for weight in self.model.parameters()) - count:,}; "
+        _say(accelerator.process_index, f"{count:,} weights learned beside {whole - count:,}; "
              f"{accelerator.num_processes} × {accelerator.device.type}, precision {arithmetic}{told}")  # fmt: skip
 
     def step(self, step: int, images: Images, chosen: Sequence[int], telemetry: Telemetry, stop: bool, rate: float) -> tuple[float, float, bool]:
         """One optimizer step over `chosen` images, shared among the processes.  Its loss, its gradient's norm, and whether to stop."""
         world, me = self._accelerator.num_processes, self._accelerator.process_index
         summed = torch.zeros((), device=self._accelerator.device)
-        examples = [Example(index, self._captioned(step, place)) for place, index in enumerate(chosen)]
+        examples = [Example(index, *self._captioned(step, place, images.orders(index))) for place, index in enumerate(chosen)]
         for batch in self._batches(images, examples, me, world):
             with telemetry.phase("data"):
                 drawn = []
                 for place, example in batch:
                     draw("noise", self._options.seed, step, place)
-                    drawn.append(self._objective.noised(images.latent(example.index), None))
+                    *told, weight = self._objective.noised(images.latent(example.index), None)
+                    drawn.append((*told, weight * (self._options.regularisation_weight if images.rows[example.index].regular else 1.0)))
                 conditions = images.conditions([example for _, example in batch])
             with telemetry.phase("model"):
                 loss = self._loss(drawn, conditions) / len(chosen)
@@ -230,15 +286,17 @@ class Training:
             self._scaler.step(self._optimizer)
             self._scaler.update()
             self._optimizer.zero_grad()
+            if self._average is not None:
+                self._average.add(step)
         return float(summed), float(norm), stop
 
-    def _captioned(self, step: int, place: int) -> bool:
-        """Whether the image at this place of a step's batch has its caption.
+    def _captioned(self, step: int, place: int, orders: int) -> tuple[bool, int]:
+        """Whether the image at this place of a step's batch has its caption, and in which of so many orders of its tags.
 
         A share of `caption_dropout` has none, so that the model learns what is drawn without a prompt, too, which guidance leads away from.
         """
         draw("caption", self._options.seed, step, place)
-        return float(torch.rand(())) >= self._options.caption_dropout
+        return float(torch.rand(())) >= self._options.caption_dropout, int(torch.randint(orders, ()))
 
     def _batches(self, images: Images, chosen: Sequence[Example], me: int, world: int) -> Iterator[list[tuple[int, Example]]]:
         """What this process holds at once: (place in the global batch, image) of up to `micro_batch` images of one shape.
@@ -257,15 +315,21 @@ class Training:
             yield batch
 
     def _loss(self, drawn: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]], conditions: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over a batch of the weighted mean squared error of each of its latents."""
+        """The sum over a batch of the weighted mean squared error of each of its latents.
+
+        Of a latent with a mask it is the mean by the mask, where what is masked weighs `mask_floor`: however little is shown, an image counts as one.
+        """
         where = self._accelerator.device
         noised, target, times = (torch.stack([one[part] for one in drawn]).to(where, non_blocking=True) for part in (0, 1, 2))  # type: ignore[misc]
         weights = torch.tensor([one[3] for one in drawn], device=where)
         with self._accelerator.autocast():
             there = {name: value.to(where, non_blocking=True) for name, value in conditions.items()}
             said = self._family.predict(self.model, noised, times, there, self._options.guidance)
-        each = (said - target).square().flatten(1).mean(1)
-        return (each * weights).sum()
+        squared = (said - target).square()
+        if "mask" not in there:
+            return (squared.flatten(1).mean(1) * weights).sum()
+        shown = self._options.mask_floor + (1 - self._options.mask_floor) * there["mask"]
+        return ((squared * shown).flatten(1).mean(1) / shown.flatten(1).mean(1) * weights).sum()
 
     def glance(self, images: Images) -> float:
         """The mean unweighted loss over the first held-out images, each at the same LOOKS levels of the same noise every time: no luck in it."""
@@ -286,10 +350,17 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that the next step depends on, but for its number."""
-        return tensors(self._optimizer, self._learned, self._scaler)
+        average = self._average.tensors() if self._average is not None else {}
+        return descent.tensors(self._optimizer, self._learned, self._scaler) | average
 
     def restore(self, found: dict[str, torch.Tensor]) -> None:
-        restore(self._optimizer, self._learned, found, self._scaler)
+        descent.restore(self._optimizer, self._learned, found, self._scaler)
+        if self._average is not None:
+            self._average.restore(found)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While it lasts, the model is what comes out: with the average over steps, where one is kept."""
+        return self._average.used() if self._average is not None else nullcontext()
 
     def export(self, file: Path) -> None:
         """Write the adapter as `load_lora_weights` reads it, in the precision of the training, in bytes that depend on the training only.
@@ -322,22 +393,34 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--objective", required=True, help="flux: how times are drawn; sdxl: what is predicted")
     for name in ("max-steps", "rank", "global-batch", "micro-batch", "save-every", "sample-every", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("alpha", "learning-rate"):
-        parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--alpha", type=float, required=True)
+    descent.add_options(parser)
+    for name, usual in (("beta1", 0.9), ("beta2", 0.999)):
+        parser.add_argument(f"--{name}", type=float, default=usual, help="of the optimizer")
     parser.add_argument("--guidance", type=float, default=1.0, help="flux: the guidance that the model is told it has")
     parser.add_argument("--min-snr-gamma", type=float, default=0.0, help="sdxl: 0 weighs all steps alike")
     parser.add_argument("--caption-dropout", type=float, default=0.0, help="share of the images that are learned without their caption")
-    for name in ("warmup-steps", "decay-steps"):
-        parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--tag-orders", type=int, default=1, help="orders of its tags in which each caption was embedded")
+    parser.add_argument("--keep-tags", type=int, default=1, help="tags that stay in front")
+    parser.add_argument("--regularisation-share", type=float, default=0.5, help="share of what is learned that images of the kind in general are")
+    parser.add_argument("--regularisation-weight", type=float, default=1.0, help="of each of them in the loss")
+    parser.add_argument("--mask-floor", type=float, default=0.0, help="weight of what a mask hides")
+    parser.add_argument("--ema", type=float, default=0.0, help="how much of the average over steps a step keeps; 0: none is kept")
     parser.add_argument("--checkpoint-activations", action="store_true")
     parser.add_argument("--base-storage", choices=STORAGES, default="same", help="what the frozen weights lie in memory as")
+    parser.add_argument("--offload-blocks", type=int, default=0, help="transformer blocks whose frozen weights stay in main memory")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks")
     parser.add_argument("--tracker", choices=TRACKERS, default="none")
     options = parser.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
-    refuse_no_peak(options.warmup_steps, options.decay_steps)
-    if options.base_storage != "same" and not options.checkpoint_activations:
-        fail(f"base_storage {options.base_storage} saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
+    descent.refuse(options)
+    if options.base_storage == "fp8" and not options.checkpoint_activations:
+        fail("base_storage fp8 saves memory only with checkpoint_activations=true: without, it takes more than base_storage=same")
+    if options.offload_blocks and not options.checkpoint_activations:
+        fail("offload_blocks saves memory only with checkpoint_activations=true: without, all that came stays for the backward")
+    if options.offload_blocks and options.base_storage != "same":
+        fail(f"offload_blocks leaves weights in main memory as they are computed with: base_storage=same, not {options.base_storage}")
     return options
 
 

@@ -7,6 +7,7 @@ synced, and renamed: it is complete or it is not there.  Nothing in it is a pick
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -46,6 +47,12 @@ def fail(message: str) -> NoReturn:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(file).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}))
     sys.exit(f"train: {message}")
+
+
+def needs(package: str, what: str, instead: str) -> None:
+    """End with a message where a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        fail(f"{what} needs {package}, which is not installed in this step's Python: pip install {package}, or {instead}")
 
 
 def draw(*what: object) -> None:

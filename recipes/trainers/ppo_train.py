@@ -28,7 +28,7 @@ import torch
 import trl
 import trl_common
 from control import Ending, every
-from descent import begin, in_any, rate_at, restore, tensors
+from descent import in_any, rate_at, restore, tensors
 from disk import sha256
 from loop import Checkpoints, draw, fail
 from rlhf_data import end_token, load, prompt_ids
@@ -110,7 +110,6 @@ def main() -> None:
     )
     learned = {name: weight for name, weight in sorted(trainer.accelerator.unwrap_model(trainer.model).named_parameters()) if weight.requires_grad}
     optimizer = trainer.optimizer.optimizer
-    begin(optimizer, learned)
     if found is not None:
         restore(optimizer, learned, found)
     trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(

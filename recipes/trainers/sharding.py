@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from loop import fail
+from loop import fail, needs
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -25,8 +24,7 @@ def arguments(options: argparse.Namespace, world: int) -> dict[str, Any]:
         fail(f"keep_best writes the whole model while it trains, which sharding {kind} does not do: keep_best=false, or sharding=none")
     if kind == "fsdp":
         return {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}}
-    if importlib.util.find_spec("deepspeed") is None:
-        fail(f"sharding {kind} needs deepspeed, which is not installed in this step's Python: pip install deepspeed, or sharding=fsdp")
+    needs("deepspeed", f"sharding {kind}", "sharding=fsdp")
     return {"deepspeed": zero(int(kind[-1]))}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import tempfile
 import warnings
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from loop import draw, fail
+from loop import draw, fail, needs
 from tokens import Tokens
 
 if TYPE_CHECKING:
@@ -63,8 +62,7 @@ def nf4(precision: str) -> dict[str, Any]:
     """What `from_pretrained` is to be given, for QLoRA (Dettmers and others, 2023, arXiv:2305.14314)."""
     from transformers import BitsAndBytesConfig
 
-    if importlib.util.find_spec("bitsandbytes") is None:
-        fail("method qlora needs bitsandbytes, which is not installed in this step's Python: pip install bitsandbytes, or method=lora")
+    needs("bitsandbytes", "method qlora", "method=lora")
     compute = DTYPES[precision]
     # Stored as what it is computed with: FSDP shards nothing but floats of one type.
     config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]

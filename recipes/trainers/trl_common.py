@@ -7,7 +7,6 @@ a checkpoint is whole or not there.  `recipe.json` in it names each file with it
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -25,12 +24,13 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress are for terminals, and this is a log
 
 import adapters
+import descent
 import precision
 import sharding
 import torch
 import tuned
 from control import Ending, every
-from descent import CLIP, SCHEDULES, in_any, rate_at, refuse_no_peak
+from descent import CLIP, in_any, rate_at
 from disk import appear, sha256
 from loop import draw, fail
 from telemetry import TRACKERS, Telemetry, require
@@ -47,11 +47,6 @@ SETTINGS = (
     "init", "method", "rank", "alpha", "dropout", "rank_stabilized", "dora", "train_embeddings", "embedding_rate", "learning_rate", "warmup_steps",
     "decay_steps", "schedule", "floor", "weight_decay", "optimizer", "neftune", "attention", "sharding", "global_batch", "micro_batch", "seed",
 )  # fmt: skip
-OPTIMIZERS = {
-    "adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "paged_adamw": "paged_adamw_32bit", "paged_adamw_8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-}  # fmt: skip
-"""What transformers calls them."""
 ATTENTION = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3")
 BEST = "best"
 INSIDE = f"{BEST}/weights"  # of a checkpoint: a folder with an adapter right beside its own would be taken for a second one
@@ -67,21 +62,15 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--resume", type=Path, help="a checkpoint folder")
     made.add_argument("--init", choices=["pretrained", "random"], default="pretrained")
     adapters.add_options(made)
+    descent.add_options(made)
     for name in ("max-steps", "global-batch", "micro-batch", "save-every"):
         made.add_argument(f"--{name}", type=int, required=True)
-    made.add_argument("--learning-rate", type=float, required=True)
-    made.add_argument("--weight-decay", type=float, default=0.0)
-    made.add_argument("--schedule", choices=SCHEDULES, default="cosine", help="how the rate falls until decay-steps")
-    made.add_argument("--floor", type=float, default=0.1, help="the share of the learning rate that it falls to")
-    made.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     made.add_argument("--neftune", type=float, default=0.0, help="noise on the embeddings of what is read")
     made.add_argument("--attention", choices=ATTENTION, default="auto")
     made.add_argument("--sharding", choices=sharding.KINDS, default="none")
     made.add_argument("--early-stopping", type=int, default=0, help="looks at held-out data without a better one, after which the training is over")
     made.add_argument("--keep-best", action="store_true", help="what comes out is what judged best while training")
     made.add_argument("--callbacks", type=Path, help="a Python file with TrainerCallbacks")
-    made.add_argument("--warmup-steps", type=int, default=0)
-    made.add_argument("--decay-steps", type=int, default=0)
     made.add_argument("--eval-every", type=int, default=0)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--checkpoint-activations", action="store_true")
@@ -96,10 +85,8 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     options = made.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
-    refuse_no_peak(options.warmup_steps, options.decay_steps)
+    descent.refuse(options)
     require(options.tracker)
-    if "8bit" in options.optimizer or "paged" in options.optimizer:
-        needs("bitsandbytes", f"optimizer {options.optimizer}", "optimizer=adamw")
     options.precision = precision.chosen(options.precision)
     return options
 
@@ -138,7 +125,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         learning_rate=options.learning_rate,
         weight_decay=0.0,
         max_grad_norm=CLIP,
-        optim=OPTIMIZERS[options.optimizer],
+        optim="adamw_torch",  # of trainers whose optimizer is not made here
         neftune_noise_alpha=options.neftune or None,
         bf16=options.precision == "bf16",
         fp16=options.precision == "fp16",
@@ -186,11 +173,11 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     found = [weight for _, weight in adapters.learned(trainer.model)]
     for weight in found:
         weight.data = weight.data.float()
-    kind, words = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
-    groups = adapters.groups(trainer.model, options)
-    trainer.optimizer = kind(
-        [{"params": group.weights, "lr": options.learning_rate * group.times, "weight_decay": group.decay} for group in groups], **words
-    )
+    groups = [
+        {"params": group.weights, "lr": options.learning_rate * group.times, "weight_decay": group.decay}
+        for group in adapters.groups(trainer.model, options)
+    ]
+    trainer.optimizer = descent.made(options.optimizer, groups, options.learning_rate)
     trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
         trainer.optimizer, lambda before: rate_at(before + 1, 1.0, options.warmup_steps, options.decay_steps, options.schedule, options.floor)
     )
@@ -396,12 +383,6 @@ def save(trainer: Trainer, options: argparse.Namespace, folder: Path) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         tuned.save(model, folder, state=state, dtype=DTYPES[options.precision] if options.method == "full" else None)
     together()
-
-
-def needs(package: str, what: str, instead: str) -> None:
-    """End with a message where a package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        fail(f"{what} needs {package}, which is not installed in this step's Python: pip install {package}, or {instead}")
 
 
 def callbacks(file: Path | None) -> list[TrainerCallback]:

@@ -266,7 +266,8 @@ def _of_images(
     count = training_from_inputs.samples(inputs)
     pixels = seen.resolution**2
     seconds, basis = _by_speed(ws, recipe, past, float(count) * pixels if count is not None else None, devices) or (None, "")
-    if seconds is None and gpu is not None and count is not None:
+    # How long weights are on their way from main memory is not known of any machine.
+    if seconds is None and gpu is not None and count is not None and not seen.away:
         each = hardware.image_seconds(figures(), gpu, family=seen.family, method=seen.method, pixels=pixels, devices=devices)
         seconds = (count * each[0], count * each[1]) if each is not None else None
         basis = _guess("what others published", gpu) if seconds is not None else ""
@@ -277,6 +278,7 @@ def _of_images(
     if row is None:
         return StepEstimate(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
     terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
+    terms["blocks in main memory"] = -hardware.left_away(seen)
     size = sum(terms.values())
     # A peak that was published is of settings made to be small: less is not to be expected, and more where a case asks for less than its row.
     found = Estimate(size, round(size * 0.98), round(size * 1.1), tuple((name, each) for name, each in terms.items() if each))

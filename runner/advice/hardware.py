@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import NotFound, did_you_mean
-from .memory import Model, Training, trained_weights
-from .training_from_inputs import ADAPTED, Picture
+from .memory import LOST, Model, Training, trained_weights
+from .training_from_inputs import ADAPTED, BLOCKS, Picture
 
 RESERVED: Final = 512 * 2**20
 """Bytes of what nvidia-smi shows that cannot be counted on: the driver's own, a display's."""
@@ -170,8 +170,14 @@ def fitting(rows: Sequence[Seen], case: Picture) -> Seen | None:
 
 
 def adapter_more(row: Seen, case: Picture) -> int:
-    """Bytes that a LoRA of a higher rank than the row's takes more: weights, gradients and AdamW's two moments, 32 bits each."""
-    return max(0, case.rank - row.rank) * ADAPTED.get(case.family, 0) * 16
+    """Bytes that a LoRA takes more than the row's, which has weights, gradients and AdamW's two moments, 32 bits each."""
+    return max(0, case.rank * case.adapter - row.rank * 16) * ADAPTED.get(case.family, 0)
+
+
+def left_away(case: Picture) -> int:
+    """Bytes of 16-bit weights that stay in main memory, less those of the largest block among them, which are here while it computes."""
+    sizes = BLOCKS.get(case.family, ())[: case.away]
+    return round((sum(sizes) - max(sizes)) * 2 * (1 + LOST)) if sizes else 0
 
 
 def _plain(name: str) -> str:

@@ -23,6 +23,15 @@ DIFFUSION: Final = {"flux": "flux", "sdxl": "sdxl", "stable-diffusion-xl": "sdxl
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
 """Weights of a LoRA of rank 1 on the layers that our trainers adapt: inputs and outputs of each, added up."""
 
+KEPT: Final = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "prodigy": 16}
+"""Bytes that an optimizer keeps for a weight of 32 bits: two moments, in 32 bits or 8; sums of rows and columns; two moments and two more such."""
+
+BLOCKS: Final = {
+    "flux": (*[339_830_784] * 19, *[141_591_552] * 38),
+    "sdxl": (*[10_001_280] * 4, *[34_748_160] * 50, *[10_001_280] * 6, *[34_748_160] * 10),
+}
+"""Weights of the linear layers of each transformer block, in the order in which `offload_blocks` takes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -34,12 +43,15 @@ class Picture:
     batch: int
     rank: int
     checkpointing: bool
-    stored: str = "same"  # how the frozen base lies in memory: as it is computed with, or fp8
+    stored: str = "same"  # how the frozen base lies in memory: as it is computed with, fp8 or nf4
+    away: int = 0  # transformer blocks of the base whose frozen weights are in main memory
+    adapter: int = 16  # bytes for each weight of the LoRA: itself and its gradient, and what the optimizer and an average keep of it
 
     def __str__(self) -> str:
         less = "" if self.checkpointing else ", activations kept"
         base = "" if self.stored == "same" else f", base in {self.stored}"
-        return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{less}"
+        away = f", {self.away} blocks in main memory" if self.away else ""
+        return f"{self.family} {self.method} at {self.resolution} pixels, batch {self.batch}, rank {self.rank}{base}{away}{less}"
 
 
 def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int = 1, reward: Model | None = None) -> Training | None:
@@ -92,14 +104,17 @@ def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | N
     if family is None or resolution is None:
         return None
     rank = _whole(inputs, "rank") or 0
+    more = inputs.get("more_resolutions")
     return Picture(
         family,
         "lora" if rank else "full",
-        resolution,
+        max([resolution, *(more if isinstance(more, list) else [])]),
         _whole(inputs, "micro_batch") or 1,
         rank,
         bool(inputs.get("checkpoint_activations", True)),
         str(inputs.get("base_storage", "same")),
+        _whole(inputs, "offload_blocks") or 0,
+        8 + KEPT.get(str(inputs.get("optimizer", "adamw")), 8) + (4 if inputs.get("ema") else 0),
     )
 
 
@@ -124,9 +139,13 @@ class Smaller(NamedTuple):
     price: str  # what it costs, in words
 
 
-def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
-    """What can be given up to need less memory, mildest first: inputs to set, and what that costs.  Each comes on top of those before it."""
+def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
+    """What can be given up in a training of `recipe` to need less memory, mildest first: inputs to set, and what that costs.
+
+    Each comes on top of those before it.
+    """
     found: list[Smaller] = []
+    family = next((family for word, family in DIFFUSION.items() if word in recipe), "")
     batch = _whole(inputs, "micro_batch")
     while batch is not None and batch > 1:
         batch //= 2
@@ -136,7 +155,12 @@ def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
     if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
         found.append(Smaller({"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"))
     if inputs.get("base_storage") == "same":
-        found.append(Smaller({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
+        if family != "sdxl":  # whose convolutions cannot be cast and computed again
+            found.append(Smaller({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
+        found.append(Smaller({"base_storage": "nf4"}, "the base lies in memory in 4 bits: its weights are coarser"))
+        if inputs.get("offload_blocks") == 0 and family in BLOCKS:
+            away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
+            found.append(Smaller(away, "weights come from main memory when they are computed with: the same training, much slower"))
     for name in ("max_length", "max_completion_length"):
         length = _whole(inputs, name)
         while length is not None and length > 512:
@@ -144,7 +168,8 @@ def smaller(inputs: Mapping[str, Any]) -> list[Smaller]:
             found.append(Smaller({name: length}, "longer text is cut"))
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
-        found.append(Smaller({"resolution": 512}, "less detail"))
+        fewer: dict[str, Tree] = {"more_resolutions": []} if inputs.get("more_resolutions") else {}
+        found.append(Smaller({"resolution": 512, **fewer}, "less detail"))
     if inputs.get("train_embeddings") is True:
         found.append(Smaller({"train_embeddings": False}, "embeddings stay as they are"))
     if inputs.get("method") == "full":

@@ -81,7 +81,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
     least = found
     so_far: dict[str, Tree] = {}
     why: dict[str, str] = {}
-    for more, cost in training_from_inputs.smaller(values):
+    for more, cost in training_from_inputs.smaller(recipe.id, values):
         if set(more) & set(given):
             continue
         so_far |= more

@@ -60,7 +60,10 @@ def test_the_file_says_where_it_comes_from(results: Path) -> None:
         metadata, names = read.metadata(), set(read.keys())
     assert metadata["recipe"] == "flux-lora@1" and len(metadata["recipe.key"]) == 64 and len(metadata["recipe.data"]) == 64
     assert json.loads(metadata["recipe.settings"]) == {
-        "warmup_steps": 0, "decay_steps": 0, "caption_dropout": 0.05, "base": "./tiny-flux", "base_revision": None, "init": "random", "trigger": "zxq", "resolution": 64, "max_steps": 60, "learning_rate": 0.01, "rank": 16, "alpha": 16, "guidance": 1,
+        "warmup_steps": 0, "decay_steps": 0, "schedule": "cosine", "floor": 0.1, "optimizer": "adamw", "weight_decay": 0, "beta1": 0.9, "beta2": 0.999,
+        "caption_dropout": 0.05, "more_resolutions": [], "masks": "none", "mask_floor": 0.1, "repeats": [], "tag_orders": 1, "keep_tags": 1,
+        "regularisation_share": 0.5, "regularisation_weight": 1, "ema": 0, "offload_blocks": 0, "compile": False,
+        "base": "./tiny-flux", "base_revision": None, "init": "random", "trigger": "zxq", "resolution": 64, "max_steps": 60, "learning_rate": 0.01, "rank": 16, "alpha": 16, "guidance": 1,
         "timesteps": "flux_shift", "global_batch": 8, "precision": "no", "base_storage": "same", "seed": 0,
     }  # fmt: skip
     assert metadata["modelspec.trigger_phrase"] == "zxq"

@@ -78,15 +78,17 @@ def encoded(family: str, prepared: Path, trainers: SimpleNamespace, tmp_path_fac
     return encode(family, prepared, trainers, tmp_path_factory.mktemp(family))
 
 
-def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path) -> argparse.Namespace:
+def encode(family: str, prepared: Path, trainers: SimpleNamespace, home: Path, *text: object) -> argparse.Namespace:
     base, manifest = ROOT / "fixtures" / f"tiny-{family}", prepared / "manifest.jsonl"
     same = ("--init", "random", "--precision", "no")
     call(trainers.latents, "--images", prepared / "images", "--vae", base / "vae", "--out", home / "latents", *same)
-    call(trainers.text, "--family", family, "--base", base, "--manifest", manifest, "--out", home / "text", *same)
+    call(trainers.text, "--family", family, "--base", base, "--manifest", manifest, "--out", home / "text", *same, *text)
     return argparse.Namespace(
         family=family, base=base, manifest=manifest, latents=home / "latents", text=home / "text", init="random", objective=OBJECTIVES[family],
         guidance=1.0, min_snr_gamma=0.0, rank=8, alpha=16.0, learning_rate=0.01, seed=0, micro_batch=4, checkpoint_activations=False,
-        base_storage="same", caption_dropout=0.0, warmup_steps=0, decay_steps=0,
+        base_storage="same", caption_dropout=0.0, warmup_steps=0, decay_steps=0, schedule="cosine", floor=0.1, optimizer="adamw",
+        weight_decay=0.0, beta1=0.9, beta2=0.999, tag_orders=1, keep_tags=1, regularisation_share=0.5, regularisation_weight=1.0, mask_floor=0.0, ema=0.0, offload_blocks=0,
+        compile=False,
     )  # fmt: skip
 
 
@@ -96,17 +98,16 @@ class Bench:
     def __init__(self, trainers: SimpleNamespace, options: argparse.Namespace) -> None:
         import precision  # type: ignore[import-not-found]
         from telemetry import Telemetry  # type: ignore[import-not-found]
-        from tokens import order  # type: ignore[import-not-found]
 
         rows = trainers.model.rows(options.manifest)
         self.learned = trainers.train.Images(options, [row for row in rows if not row.held_out])
         self.held_out = trainers.train.Images(options, [row for row in rows if row.held_out])
         self.training = trainers.train.Training(precision.start("no"), options)
-        self._silent, self._order = Telemetry(None, main=False), order
+        self._silent, self._reading = Telemetry(None, main=False), trainers.train.Reading(self.learned.rows, options)
 
     def go(self, first: int, last: int) -> list[float]:
         """The losses of these steps."""
-        chosen = [self._order(len(self.learned), 0, (step - 1) * 8, 8) for step in range(first, last + 1)]
+        chosen = [self._reading.chosen((step - 1) * 8, 8) for step in range(first, last + 1)]
         return [self.training.step(first + place, self.learned, part, self._silent, False, 0.01)[0] for place, part in enumerate(chosen)]
 
 
@@ -147,9 +148,9 @@ def test_a_share_of_the_images_is_learned_without_caption(trainers: SimpleNamesp
     import torch
 
     made = Bench(trainers, argparse.Namespace(**{**vars(encoded), "caption_dropout": 0.05}))
-    kept = [made.training._captioned(step, place) for step in range(500) for place in range(8)]
+    kept = [made.training._captioned(step, place, 1)[0] for step in range(500) for place in range(8)]
     assert sum(kept) / len(kept) == pytest.approx(0.95, abs=0.01)
-    assert kept[:80] == [made.training._captioned(step, place) for step in range(10) for place in range(8)]  # as after a resume
+    assert kept[:80] == [made.training._captioned(step, place, 1)[0] for step in range(10) for place in range(8)]  # as after a resume
     one, none, other = (
         made.learned.conditions([trainers.train.Example(*example)]) for example in ((0, True), (0, False), (1, False))
     )  # fmt: skip
@@ -378,7 +379,17 @@ def test_sdxl_reads_a_long_caption_in_parts_to_its_end(clips: SimpleNamespace, t
 
 def test_captions_that_an_encoder_of_flux_cuts_off_are_counted(trainers: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captions = ["zxq banana", "zxq " + "cat " * 80, "zxq " + "banana, " * 16]  # the third is too long for this T5 of 32 tokens alone
-    row = {"id": "0", "width": 64, "height": 64, "original": [64, 64], "corner": [0, 0], "held_out": False}
+    row = {
+        "id": "0",
+        "width": 64,
+        "height": 64,
+        "original": [64, 64],
+        "corner": [0, 0],
+        "held_out": False,
+        "source": "a.png",
+        "repeats": 1,
+        "regular": False,
+    }
     (tmp_path / "manifest.jsonl").write_text("".join(json.dumps({**row, "caption": caption}) + "\n" for caption in captions))
     call(trainers.text, "--family", "flux", "--base", ROOT / "fixtures" / "tiny-flux", "--manifest", tmp_path / "manifest.jsonl",
          "--out", tmp_path / "text", "--report", tmp_path / "text.json", "--init", "random", "--precision", "no")  # fmt: skip

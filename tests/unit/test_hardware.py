@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from runner.advice.estimates import figures
-from runner.advice.hardware import adapter_more, fitting, image_seconds, operations, seconds
+from runner.advice.hardware import adapter_more, fitting, image_seconds, left_away, operations, seconds
 from runner.advice.memory import Training, read
 from runner.advice.training_from_inputs import larger, picture, samples, smaller, text, tokens
 from runner.errors import Invalid, NotFound
@@ -146,12 +146,19 @@ def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
 
 
 def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
-    steps = [name for more, _ in smaller({**SFT, "checkpoint_activations": False, "method": "full"}) for name in more]
+    steps = [name for more, _ in smaller("sft@1", {**SFT, "checkpoint_activations": False, "method": "full"}) for name in more]
     assert steps[:2] == ["micro_batch", "checkpoint_activations"] and steps[-1] == "method"
-    given = [more for more, _ in smaller({**SFT, "micro_batch": 1, "method": "lora", "optimizer": "adamw", "max_length": 512, "rank": 8})]
+    given = [more for more, _ in smaller("sft@1", {**SFT, "micro_batch": 1, "method": "lora", "optimizer": "adamw", "max_length": 512, "rank": 8})]
     assert given == [{"optimizer": "adamw_8bit"}, {"method": "qlora"}]
-    ranks = [more["rank"] for more, _ in smaller({"rank": 32})]
+    ranks = [more["rank"] for more, _ in smaller("sft@1", {"rank": 32})]
     assert ranks == [16, 8]
+
+
+def test_a_base_lies_in_fewer_bits_before_it_leaves_the_gpu() -> None:
+    inputs = {"base_storage": "same", "offload_blocks": 0}
+    flux, sdxl = ([more for more, _ in smaller(recipe, inputs)] for recipe in ("flux-lora@1", "sdxl-lora@1"))
+    assert flux == [{"base_storage": "fp8"}, {"base_storage": "nf4"}, {"base_storage": "same", "offload_blocks": 57}]
+    assert sdxl == [{"base_storage": "nf4"}, {"base_storage": "same", "offload_blocks": 70}]
 
 
 def test_what_grows_shares_the_global_batch_evenly() -> None:
@@ -179,6 +186,16 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     assert row is not None and row.precision == "fp8" and not row.source and row.gb < 22
     assert fitting(rows, replace(stored, checkpointing=False)) is None
     assert adapter_more(row, replace(stored, rank=32)) == 16 * 4085760 * 16 and adapter_more(row, replace(stored, rank=8)) == 0
+    # What the optimizer and an average keep of the adapter counts; of several resolutions the largest does.
+    kept = {name: picture("flux-lora@1", {**inputs, "optimizer": name}, "") for name in ("adamw_8bit", "prodigy")}
+    assert kept["prodigy"] == replace(seen, adapter=24) and adapter_more(row, kept["prodigy"]) == 16 * 4085760 * 8
+    assert kept["adamw_8bit"] == replace(seen, adapter=10) and adapter_more(row, kept["adamw_8bit"]) == 0
+    assert picture("flux-lora@1", {**inputs, "ema": 0.99, "more_resolutions": [768]}, "") == replace(seen, adapter=20, resolution=768)
+    assert [more for more, _ in smaller("mine@1", {"resolution": 768, "more_resolutions": [1024]})] == [{"resolution": 512, "more_resolutions": []}]
+    # What stays in main memory is no more here, but for one block of it at a time.
+    away = picture("flux-lora@1", {**inputs, "offload_blocks": 20}, "")
+    assert away == replace(seen, away=20) and str(away).endswith("rank 16, 20 blocks in main memory")
+    assert left_away(away) == pytest.approx((18 * 339830784 + 141591552) * 2.06) and left_away(seen) == 0
     assert picture("sdxl-lora@1", inputs, "") is not None
     assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
 
