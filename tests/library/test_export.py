@@ -175,6 +175,16 @@ def test_a_gguf_file_that_is_not_the_model_is_found(programs: Any) -> None:
     assert programs.gguf.compare(told, {"text_config": {"num_hidden_layers": 3}}) == ["3 layers in config.json, 2 in the file"]
 
 
+def test_the_converter_knows_each_word_that_it_is_told(programs: Any) -> None:
+    """Read off its source: to start it takes torch."""
+    script = (llama_cpp() / "convert_hf_to_gguf.py").read_text()
+    words = programs.gguf.command(Path("convert_hf_to_gguf.py"), Path("model"), Path("file.gguf"), "q8_0", "name")
+    assert all(f'"{word}"' in script for word in words if word.startswith("--"))
+    kinds = yaml.safe_load((ROOT / "recipes" / "export@1.yaml").read_text())["inputs"]["gguf"]["choices"]
+    (taken,) = [line for line in script.splitlines() if '"--outtype"' in line]
+    assert all(f'"{kind}"' in taken for kind in kinds if kind != "none")
+
+
 @pytest.mark.proof
 def test_the_smoke_preset_merges_and_converts_nothing(tmp_path: Path) -> None:
     results = smoke("export@1", tmp_path)
