@@ -95,7 +95,30 @@ def test_weights_are_written_in_the_precision_that_is_asked_for(programs: Any, a
 
     told = programs.merge.export(programs.folder.read(adapter, drawn), "bf16", "5GB", tmp_path / "model")
     assert {weight.dtype for weight in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
-    assert 1e-4 < told["difference"] < told["tolerance"] == 0.3
+    assert 1e-4 < told["difference"] < told["tolerance"] == 0.3 and told["effect"] > 0.5
+
+
+def test_an_adapter_that_rounding_swallows_is_told(
+    programs: Any, adapter: Path, drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(adapter / "adapter_config.json", lora_alpha=0.01)
+    words = [
+        "--model",
+        adapter,
+        "--base",
+        drawn,
+        "--shard-size",
+        "5GB",
+        "--recipe",
+        "export@1",
+        "--out",
+        tmp_path / "model",
+        "--report",
+        tmp_path / "r",
+    ]
+    for precision, told in (("bf16", True), ("no", False)):
+        run(monkeypatch, programs.merge.main, *words, "--precision", precision)
+        assert ("rounding loses much of it; precision=no merges in 32 bits" in capsys.readouterr().out) is told
 
 
 def test_what_is_too_far_from_the_model_that_was_trained_is_no_export(
