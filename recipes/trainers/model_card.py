@@ -57,15 +57,14 @@ def text(base: Base, export: Export, made: Mapping[str, object]) -> str:
     header |= {"tags": [*(["lora"] if export.adapter else []), export.trainer]}
     of = "a base with random weights" if export.random else f"{base.name} at {base.revision[:12]}" if base.revision else f"the folder {base.name}"
     known = ", ".join(f"{name} {made[name]}" for name in ("method", "rank", "max_steps", "learning_rate", "global_batch", "seed") if name in made)
+    training = f"Training: {known}. All settings are in `training.json`.\n\n" if made else ""
     return f"""---
 {yaml.safe_dump(header, sort_keys=False, allow_unicode=True).strip()}
 ---
 
 # {"LoRA adapter" if export.adapter else "Model"} made by {export.trainer} from {of}
 
-Training: {known}. All settings are in `training.json`.
-
-## Load it
+{training}## Load it
 
 {_loading(base, export)}
 """

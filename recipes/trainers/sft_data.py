@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from layouts import LAYOUTS, MORE, layout_of, messages
 from rows import Bad, BadData, Row, files, kind, read
 from tokens import Writer, pack
 from vocabulary import Vocabulary
@@ -92,8 +93,9 @@ def prepare(options: argparse.Namespace) -> str:
     sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
     end = vocabulary.end_of(chat=reading.format == "messages")
     manifest = store.close(sequences, {
-        "columns": {name: columns.get(name, name) for name in COLUMNS[reading.format]},
+        "columns": {name: columns.get(name, name) for name in (LAYOUTS[reading.layout] if reading.layout else COLUMNS[reading.format])},
         "format_of_rows": reading.format,
+        "layout": reading.layout,
         "end_token": end._asdict(),
         "max_length": options.max_length,
         "packing": options.packing,
@@ -116,10 +118,11 @@ def prepare(options: argparse.Namespace) -> str:
 
 
 class _Reading:
-    """From rows to samples; decides the format at the first row."""
+    """From rows to samples; decides the format at the first row.  Rows of another layout become messages."""
 
     def __init__(self, wanted: str, columns: dict[str, str], vocabulary: Vocabulary, counts: Counts) -> None:
-        self.format = wanted
+        self.layout = wanted if wanted in LAYOUTS else None
+        self.format = "messages" if self.layout else wanted
         self._columns = columns
         self._vocabulary = vocabulary
         self._counts = counts
@@ -142,6 +145,14 @@ class _Reading:
     def _sample(self, row: Row) -> Sample | Bad:
         if self.format == "auto":
             self.format = self._detect(row)
+        if self.layout == "alpaca" and not self._vocabulary.chat_template:
+            raise BadData(
+                "alpaca rows become conversations, and the base model has no chat template: give one with chat_template=FILE, or learn them as plain "
+                "text with format=prompt-completion columns={prompt: instruction, completion: output}"
+            )
+        if self.layout:
+            told = messages(row, self.layout, self._columns)
+            return told if isinstance(told, Bad) else self._conversation(row.where, "conversations", told)
         names = [self._columns.get(column, column) for column in COLUMNS[self.format]]
         if missing := [name for name in names if name not in row.value]:
             return Bad(row.where, f'no column "{missing[0]}"; it has: {", ".join(row.value) or "none"}')
@@ -163,9 +174,12 @@ class _Reading:
         for name, wanted in COLUMNS.items():
             if all(self._columns.get(column, column) in row.value for column in wanted):
                 return name
+        self.layout = layout_of(row, self._columns)
+        if self.layout:
+            return "messages"
         raise BadData(
-            f"{row.where}: no column to learn from; it has: {', '.join(row.value) or 'none'}; sft reads text, or prompt and completion, or messages "
-            "(other names: columns={text: NAME})"
+            f"{row.where}: no column to learn from; it has: {', '.join(row.value) or 'none'}; sft reads text, or prompt and completion, or messages, "
+            "or instruction and output (alpaca), or conversations (ShareGPT) (other names: columns={text: NAME})"
         )
 
     def _conversation(self, where: str, name: str, messages: object) -> Sample | Bad:
@@ -177,6 +191,8 @@ class _Reading:
         if not isinstance(messages, list) or not messages:
             return Bad(where, f'"{name}" is {kind(messages) if messages else "empty"}, a list of messages is expected')
         for number, message in enumerate(messages, 1):
+            if isinstance(message, dict) and {"from", "value"} <= set(message):
+                return Bad(where, f'message {number} of "{name}" has "from" and "value": format=sharegpt reads such')
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
         if not any(message["role"] == "assistant" for message in messages):
@@ -260,9 +276,10 @@ def _held_out(owners: list[int], fraction: float, seed: int) -> set[int]:
 
 
 def _summary(manifest: dict[str, object], counts: Counts) -> str:
-    rows = counts.rows
+    rows, layout = counts.rows, manifest["layout"]
+    form = f"{manifest['format_of_rows']} of {layout} rows" if layout else manifest["format_of_rows"]
     lines = [
-        f"data: {rows} rows ({manifest['format_of_rows']}), {manifest['tokens']} tokens, sequences {manifest['sequences']}",
+        f"data: {rows} rows ({form}), {manifest['tokens']} tokens, sequences {manifest['sequences']}",
         f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / rows:.1%}), "
         f"{counts.split_rows} cut into pieces, {counts.duplicate_rows} duplicates",
     ]
@@ -278,7 +295,7 @@ def _summary(manifest: dict[str, object], counts: Counts) -> str:
 
 def _columns(text: str) -> dict[str, str]:
     value = json.loads(text)
-    known = [name for names in COLUMNS.values() for name in names]
+    known = [name for names in (*COLUMNS.values(), *LAYOUTS.values(), MORE) for name in names]
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or (wrong := set(value) - set(known)):
         raise BadData(f"columns: {sorted(wrong)[0] if isinstance(value, dict) and wrong else text} is none of {', '.join(known)}")
     return value
@@ -289,7 +306,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--format", choices=["auto", *COLUMNS], default="auto")
+    parser.add_argument("--format", choices=["auto", *COLUMNS, *LAYOUTS], default="auto")
     parser.add_argument("--columns", default="{}", help="JSON: what the columns are called here")
     parser.add_argument("--chat-template", type=Path)
     parser.add_argument("--eos-token", help="the token at which the trained model stops, in place of the one that is found")

@@ -75,7 +75,7 @@ class _Looks:
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
         self._python, self._current_python = python, python == CURRENT
-        self._models: dict[tuple[str, Path | None], Facts] = {}
+        self._models: dict[tuple[str, Path | None, Path | None], Facts] = {}
         self._data: dict[tuple[str, object, str], Facts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
@@ -220,10 +220,13 @@ class _Looks:
             return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
         template = settings.told("chat_template")
         file = self._ws.absolute(template.value) if template is not None and isinstance(template.value, str) else None
-        if (address, file) not in self._models:
-            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address, file)
-            self._models[address, file] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
-        return self._models[address, file]
+        tuned = settings.told("model")
+        put = self._ws.absolute(tuned.value) if tuned is not None and isinstance(tuned.value, str) and tuned.value != address else None
+        adapter = put if put is not None and (put / "adapter_config.json").is_file() else None
+        if (address, file, adapter) not in self._models:
+            gather = partial(model.facts, self._ws.absolute(model.bare(address)), address, file, adapter)
+            self._models[address, file, adapter] = Facts({"address": model.bare(address)}, rules.NEEDS["model"], gather)
+        return self._models[address, file, adapter]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
         told = settings.told("dataset")

@@ -57,11 +57,11 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "model": (
         *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),
-        *("pad", "eos", "stops", "chat_template", "turn_end", "template_bos", "adds_bos", "modules"),
+        *("pad", "eos", "stops", "chat_template", "turn_end", "template_bos", "adds_bos", "modules", "adapter", "misfit"),
     ),
     "data": (
         *("size", "rows", "sampled", "columns", "conversational", "truncated", "longest", "limit", "images", "captions_missing", "alpha"),
-        *("stems_twice", "odd_formats", "tool_rows", "layout", "called"),
+        *("stems_twice", "odd_formats", "tool_rows", "layout", "called", "tasks"),
     ),
     "gpu": ("name", "capability", "cuda_max", "memory"),
     "host": ("name", "gpus", "gpu", "gpu_memory", "memory", "disk", "shm", "driver", "cuda", "capability", "rented", "auto_tmux"),

@@ -82,7 +82,7 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
 
 
 def concerned(found: Survey) -> list[int]:
-    """The nodes that may run, of a recipe that may train or has preflight rules beside it; else none.  Costs next to nothing."""
+    """The nodes that may run, of a recipe that may train or merge, or has preflight rules beside it; else none.  Costs next to nothing."""
     if not found.todo:
         return []
 
@@ -92,7 +92,7 @@ def concerned(found: Survey) -> list[int]:
 
 
 def _may_train(spec: StepSpec) -> bool:
-    return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step)
+    return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step or "merge" in spec.step)
 
 
 def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:

@@ -65,7 +65,9 @@ def distribution(module: str) -> str:
 
 
 def programs(recipe: dict[str, Any]) -> set[Path]:
-    return {ROOT / "recipes" / path for step in recipe["steps"].values() for path in step.get("code", recipe.get("code", []))}
+    return {
+        ROOT / "recipes" / path for step in recipe["steps"].values() for path in step.get("code", recipe.get("code", [])) if isinstance(path, str)
+    }
 
 
 @pytest.mark.parametrize("family", LOCKS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 BASE = ROOT / "fixtures" / "tiny-llama"
-MODULES = ("sft_data", "vocabulary", "tokens", "rows")
+MODULES = ("sft_data", "layouts", "vocabulary", "tokens", "rows")
 
 Prepare = Callable[..., dict[str, Any]]
 
@@ -66,6 +67,26 @@ BAD = {
     "no messages": ("d.jsonl", b'{"messages": []}\n', 'd.jsonl:1: "messages" is empty'),
     "bad message": ("d.jsonl", b'{"messages": [{"role": "user"}]}\n', 'd.jsonl:1: message 1 of "messages" is not {"role"'),
     "no answer": ("d.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}\n', 'd.jsonl:1: "messages" has no message of the assistant'),
+    "sharegpt as messages": (
+        "d.jsonl",
+        b'{"messages": [{"from": "human", "value": "x"}]}\n',
+        'd.jsonl:1: message 1 of "messages" has "from" and "value": format=sharegpt',
+    ),
+    "sharegpt tool": (
+        "d.jsonl",
+        b'{"conversations": [{"from": "function_call", "value": "x"}]}\n',
+        'd.jsonl:1: turn 1 of "conversations" is by "function_call"; read are human',
+    ),
+    "sharegpt turn": ("d.jsonl", b'{"conversations": ["x"]}\n', 'd.jsonl:1: turn 1 of "conversations" is not {"from"'),
+    "sharegpt without answer": (
+        "d.jsonl",
+        b'{"conversations": [{"from": "human", "value": "x"}]}\n',
+        'd.jsonl:1: "conversations" has no message of the assistant',
+    ),
+    "sharegpt empty": ("d.jsonl", b'{"conversations": []}\n', 'd.jsonl:1: "conversations" is empty, a list of turns'),
+    "alpaca without answer": ("d.jsonl", b'{"instruction": "x", "output": " "}\n', 'd.jsonl:1: "output" is empty'),
+    "alpaca number": ("d.jsonl", b'{"instruction": 4, "output": "y"}\n', 'd.jsonl:1: "instruction" is a number, a string is expected'),
+    "alpaca history": ("d.jsonl", b'{"instruction": "x", "output": "y", "history": [["a"]]}\n', 'd.jsonl:1: "history" is no list of pairs'),
     "fields": ("d.csv", b"text,n\none,1\ntwo\n", "d.csv:3: 1 fields where the header has 2"),
     "fields after newline in quotes": ("d.csv", b'text,n\n"o\nne",1\ntwo\n', "d.csv:4: 1 fields where the header has 2"),
     "csv not utf-8": ("d.csv", b"text\none\ntw\xe9\n", "d.csv:3: not UTF-8: byte 0xe9"),
@@ -207,6 +228,60 @@ def test_text_ends_with_the_token_that_was_given(prepare: Prepare, tmp_path: Pat
         prepare(tmp_path / "d.jsonl", "--eos-token", "<|end|>")
     known = "its tokens of that kind: <|endoftext|>, <|im_start|>, <|im_end|>"
     assert str(ended.value) == f'data: eos_token "<|end|>" is not one token of the base model\'s vocabulary; {known}'
+
+
+TALK = [{"role": "user", "content": "Add.\n\n1 1"}, {"role": "assistant", "content": "2"}]
+EARLIER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+SAME = {
+    "alpaca": ({"instruction": "Add.", "input": "1 1", "output": "2"}, TALK),
+    "alpaca without input": ({"instruction": "Add.\n\n1 1", "input": "", "output": "2"}, TALK),
+    "alpaca with history": (
+        {"instruction": "Add.", "input": "1 1", "output": "2", "system": "Be brief.", "history": [["Hello", "Hi"]]},
+        [*EARLIER, *TALK],
+    ),
+    "sharegpt": ({"conversations": [{"from": "human", "value": "Add.\n\n1 1"}, {"from": "gpt", "value": "2"}]}, TALK),
+    "sharegpt of roles": ({"conversations": TALK}, TALK),
+    "sharegpt with a system column": (
+        {"system": "Be brief.", "conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]},
+        EARLIER,
+    ),
+    "sharegpt as CSV has it": ({"conversations": json.dumps([{"from": "user", "value": "Add.\n\n1 1"}, {"from": "model", "value": "2"}])}, TALK),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_rows_of_other_tools_are_the_conversations_that_they_mean(
+    case: str, prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, conversation = SAME[case]
+    (tmp_path / "messages.jsonl").write_text(json.dumps({"messages": conversation}) + "\n")
+    (tmp_path / "other.jsonl").write_text(json.dumps(row) + "\n")
+    kept = {}
+    for name in ("messages", "other"):
+        manifest = prepare(tmp_path / f"{name}.jsonl")
+        kept[name] = (learned_texts(tmp_path / "out"), {key: manifest[key] for key in ("tokens", "end_token", "format_of_rows")})
+    layout = case.partition(" ")[0]
+    assert kept["other"] == kept["messages"] and manifest["layout"] == layout
+    assert f"1 rows (messages of {layout} rows)" in capsys.readouterr().out
+
+
+def test_columns_of_another_layout_may_have_other_names(prepare: Prepare, tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": "Add.", "output": "2"}) + "\n")
+    assert prepare(tmp_path / "d.jsonl", "--columns", '{"instruction": "question"}')["layout"] == "alpaca"
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}) + "\n")
+    assert prepare(tmp_path / "d.jsonl", "--format", "sharegpt")["rows"] == 1
+
+
+def test_alpaca_rows_for_a_model_without_a_chat_template_are_told_what_to_do(prepare: Prepare, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(BASE, base)
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": None}))
+    (tmp_path / "d.jsonl").write_text(json.dumps({"instruction": "Add.", "output": "2"}) + "\n")
+    with pytest.raises(SystemExit, match="chat_template=FILE, or learn them as plain text with format=prompt-completion columns="):
+        prepare(tmp_path / "d.jsonl", base=base)
+    columns = '{"prompt": "instruction", "completion": "output"}'
+    assert prepare(tmp_path / "d.jsonl", "--columns", columns, base=base)["format_of_rows"] == "prompt-completion"
 
 
 def test_an_answer_that_the_template_writes_differently_later_is_not_learned(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from . import GB, LARGE
+from . import GB, LARGE, contents
 
 ROWS: Final = 200
 """Rows of the data that are looked at."""
@@ -45,7 +46,7 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
     if images:
         return found | NO_ROWS | _image_facts(images, files)
-    found |= {"images": 0, "limit": limit}
+    found |= {"images": 0, "limit": limit, "tasks": _tasks(files)}
     rows: list[dict[str, Any]] = []
     for file in [each for each in files if each.suffix.lower() in _ROWS]:
         try:
@@ -65,6 +66,12 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
         found["longest"] = max(lengths, default=0)
         found["truncated"] = round(100 * sum(length > limit for length in lengths) / max(1, len(lengths)), 1)
     return found
+
+
+def _tasks(files: Iterable[Path]) -> list[str]:
+    """The names that task files of lm-evaluation-harness give: of tasks and of groups."""
+    told = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
+    return [name.decode(errors="replace") for data in told for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)]
 
 
 def _called(columns: Sequence[str]) -> dict[str, str | None]:

@@ -17,11 +17,19 @@ from . import GB, LARGE, contents
 _PATIENCE: Final = 5.0  # seconds for an answer of the Hub
 
 
-def facts(folder: Path, address: str, template: Path | None = None) -> dict[str, object]:
+def facts(folder: Path, address: str, template: Path | None = None, adapter: Path | None = None) -> dict[str, object]:
     """What a model's own files say: those of a folder here, of the Hub's cache, or of the Hub.  What is not to be had is left out: unknown.
 
-    `template` is a chat template that is used instead of the model's own.
+    `template` is a chat template that is used instead of the model's own, `adapter` a folder here with what is put on the model.
     """
+    found = _of_files(folder, address, template)
+    if adapter is None:
+        return found | {"misfit": None}
+    config = found.get("config")
+    return found | {"misfit": _misfit(adapter, config)} if isinstance(config, dict) else found
+
+
+def _of_files(folder: Path, address: str, template: Path | None) -> dict[str, object]:
     given = (contents(template, LARGE) or b"").decode(errors="replace") if template is not None else None
     name = bare(address)
     if folder.is_dir():
@@ -40,7 +48,7 @@ def facts(folder: Path, address: str, template: Path | None = None) -> dict[str,
 
 def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[str, object]:
     config, pipeline, tokens = (_mapping(read(name)) for name in ("config.json", "model_index.json", "tokenizer_config.json"))
-    found: dict[str, object] = {"pipeline": pipeline.get("_class_name") if pipeline else None}
+    found: dict[str, object] = {"pipeline": pipeline.get("_class_name") if pipeline else None, "adapter": _mapping(read(_ADAPTER)) or None}
     if config:
         inner = config.get("text_config")
         text = inner if isinstance(inner, dict) else config
@@ -123,18 +131,39 @@ def _modules(folder: Path) -> dict[str, object]:
     """The last names of all modules that have weights, by the heads of the weights' files; nothing where none lies here."""
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
-        names = _tensors(folder / "model.safetensors")
+        names = set(_tensors(folder / "model.safetensors"))
     return {"modules": sorted({name.split(".")[-2] for name in names if name.endswith(".weight") and "." in name[:-7]})} if names else {}
 
 
-def _tensors(path: Path) -> set[str]:
-    """The names of the tensors in a file, from its head."""
+_ADAPTER: Final = "adapter_config.json"
+_READS: Final = re.compile(r"\.(\d+)\.\w+\.(?:[qkv]|gate|up)_proj\.lora_A\.")
+"""A matrix of LoRA on a linear layer that reads the model's hidden state, and the number of its layer."""
+
+
+def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
+    """Why a LoRA adapter cannot be of a model with this configuration, told from the head of its file; None where nothing says so."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    width, layers = text.get("hidden_size"), text.get("num_hidden_layers")
+    for name, tensor in _tensors(adapter / "adapter_model.safetensors").items():
+        if (found := _READS.search(name)) is None:
+            continue
+        reads = tensor["shape"][-1]
+        if width is not None and reads != width:
+            return f"the adapter is for a model of width {reads}, and this one has {width}"
+        if layers is not None and int(found[1]) >= layers:
+            return f"the adapter changes layer {int(found[1]) + 1}, and this model has {layers}"
+    return None
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """The tensors in a file by their names, from its head: of each `dtype` and `shape`."""
     try:
         with path.open("rb") as file:
             head = file.read(8)
-            return set(_mapping(file.read(min(struct.unpack("<Q", head)[0], 64 * LARGE)))) if len(head) == 8 else set()
+            return _mapping(file.read(min(struct.unpack("<Q", head)[0], 64 * LARGE))) if len(head) == 8 else {}
     except OSError:
-        return set()
+        return {}
 
 
 def _token(value: object) -> str | None:
