@@ -152,7 +152,7 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
         return _text(str(value))
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
+    if option.many and isinstance(value, (list, tuple)):
         return f"[{', '.join(_text(item) if isinstance(item, str) else json.dumps(item) for item in value)}]"
     if option.type in ("integer", "number"):
         return str(value)
