@@ -116,8 +116,8 @@ def page(table: Mapping[str, Any]) -> str:
     errors = "± is one standard error. ↑: more is better, ↓: less is."
     if table["before"] is not None:
         errors += (
-            " Both models answered the same documents; the error of a difference is that of the differences\ndocument by document where the score is a"
-            " mean or a ratio over documents, else that of two independent scores. A difference of less than\ntwo standard errors is called none:"
+            " Both models answered the same documents; the error of a difference is that of the differences\ndocument by document where the score is"
+            " a mean or a ratio over documents, else that of two independent scores. A difference of less than\ntwo standard errors is called none:"
             " so many documents cannot show it."
         )
     return f"# Evaluation: {compared}\n\n{told}\n\n{errors} Scores by lm-evaluation-harness {table['lm_eval']}.\n"
