@@ -26,6 +26,9 @@ class CannotEvaluate(Exception):
 
 def main() -> None:
     options = _options()
+    if options.model is None:
+        print("evaluate: no base to compare with")
+        return
     try:
         folder = model_folder.read(options.model, options.base)
         where, out = options.task_files and options.task_files.resolve(), options.out.resolve()
@@ -138,7 +141,7 @@ def _model(folder: model_folder.Folder, options: argparse.Namespace) -> Any:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a whole model, or an adapter")
+    parser.add_argument("--model", type=Path, help="a whole model, or an adapter; none: there is nothing to do")
     parser.add_argument("--base", type=Path, help="what the adapter belongs to")
     parser.add_argument("--tasks", type=json.loads, required=True, help="their names, a list in JSON")
     parser.add_argument("--task-files", type=Path, help="a folder of task files of the caller's")

@@ -35,11 +35,12 @@ class Score(NamedTuple):
 def main() -> None:
     options = _options()
     after = read(options.after)
-    before = read(options.before) if options.before else {}
+    compared = (options.before / "scores.json").exists()
+    before = read(options.before) if compared else {}
     told = json.loads((options.after / "scores.json").read_text())
     rows = [_row(key, before.get(key), score, told) for key, score in after.items()]
     options.out.mkdir(parents=True, exist_ok=True)
-    first = json.loads((options.before / "scores.json").read_text())["model"] if options.before else None
+    first = json.loads((options.before / "scores.json").read_text())["model"] if compared else None
     table = {"before": first, "after": told["model"], "lm_eval": told["lm_eval"], "rows": rows}
     (options.out / "table.json").write_text(json.dumps(table, indent=2) + "\n")
     (options.out / "table.md").write_text(page(table), "utf-8")
@@ -112,14 +113,14 @@ def page(table: Mapping[str, Any]) -> str:
     heads = ["task", "metric", "documents", *(["before", "after", "difference", ""] if table["before"] is not None else ["score"])]
     compared = f"`{table['after']}` against `{table['before']}`" if table["before"] is not None else f"`{table['after']}`"
     told = "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
-    return f"""# Evaluation: {compared}
-
-{told}
-
-± is one standard error. ↑: more is better, ↓: less is. Both models answered the same documents; the error of a difference is that of the differences
-document by document where the score is a mean or a ratio over documents, else that of two independent scores. A difference of less than two standard
-errors is called none: so many documents cannot show it. Scores by lm-evaluation-harness {table["lm_eval"]}.
-"""
+    errors = "± is one standard error. ↑: more is better, ↓: less is."
+    if table["before"] is not None:
+        errors += (
+            " Both models answered the same documents; the error of a difference is that of the differences\ndocument by document where the score is"
+            " a mean or a ratio over documents, else that of two independent scores. A difference of less than\ntwo standard errors is called none:"
+            " so many documents cannot show it."
+        )
+    return f"# Evaluation: {compared}\n\n{told}\n\n{errors} Scores by lm-evaluation-harness {table['lm_eval']}.\n"
 
 
 def _row(key: tuple[str, str], before: Score | None, after: Score, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _shown(value: float | None, error: float | None, *, signed: bool = False) ->
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", type=Path, help="the scores of the model that is compared with")
+    parser.add_argument("--before", type=Path, required=True, help="the scores of the model that is compared with; an empty folder: there is none")
     parser.add_argument("--after", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

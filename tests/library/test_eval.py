@@ -52,8 +52,8 @@ def lying(folder: Path, results: dict[str, dict[str, float]], better: dict[str, 
     return folder
 
 
-def rows(table: Any, before: Path | None, after: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    monkeypatch.setattr("sys.argv", ["compare", *(["--before", str(before)] if before else []), "--after", str(after), "--out", str(out)])
+def rows(table: Any, before: Path, after: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.setattr("sys.argv", ["compare", "--before", str(before), "--after", str(after), "--out", str(out)])
     table.main()
     found: list[dict[str, Any]] = json.loads((out / "table.json").read_text())["rows"]
     return found
@@ -93,7 +93,7 @@ def test_bits_per_byte_have_the_error_of_a_ratio(table: Any, tmp_path: Path, mon
     after = lying(
         tmp_path / "after", {"t": {"bits_per_byte,none": score(documents)}}, {"t": {"bits_per_byte": False}}, {"t:bits_per_byte": documents}
     )
-    (row,) = rows(table, None, after, tmp_path / "out", monkeypatch)
+    (row,) = rows(table, tmp_path / "nothing", after, tmp_path / "out", monkeypatch)
     redrawn = statistics.stdev(score(draws.choices(documents, k=60)) for _ in range(2000))
     assert row["after_error"] == pytest.approx(redrawn, rel=0.1) and row["before"] is None
 
@@ -171,10 +171,14 @@ def test_an_adapter_is_compared_with_its_base_and_the_base_is_asked_once(tmp_pat
     # Of 22 texts that the adapter has not read, when this was written: 3.51 to 2.95 bits a byte, the difference to ± 0.02.
     assert found["bits_per_byte"]["conclusion"] == "better" and found["bits_per_byte"]["difference"] < -0.4
     assert found["acc"]["documents"] == 22 and found["acc"]["conclusion"] == "no difference"
-    merged = smoke("export@1", tmp_path)
-    inputs = {"model": str(merged / "model")}
-    planned = runner.plan("eval@1", {**inputs}, preset="smoke", python="current", workspace=tmp_path)
+    merged = smoke("export@1", tmp_path) / "model"
+    planned = runner.plan("eval@1", {"model": str(merged)}, preset="smoke", python="current", workspace=tmp_path)
     assert next(verdict.answer for verdict in planned.verdicts) == "fresh"
+    alone = runner.run("eval@1", {"model": str(merged), "base": None, "init": "pretrained"}, preset="smoke", python="current", workspace=tmp_path)
+    assert alone.state == "COMPLETED"
+    merged_scores = {row["metric"]: row for row in json.loads((tmp_path / "out" / "eval@1" / "latest" / "report" / "table.json").read_text())["rows"]}
+    assert {name: row["before"] for name, row in merged_scores.items()} == {"acc": None, "bits_per_byte": None}
+    assert merged_scores["bits_per_byte"]["after"] == pytest.approx(found["bits_per_byte"]["after"], rel=1e-5)
 
 
 @pytest.mark.proof
