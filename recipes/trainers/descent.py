@@ -176,7 +176,8 @@ def tensors(optimizer: torch.optim.Optimizer, learned: Learned, scaler: torch.am
             places.add(held.data_ptr())
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if type(value) in (int, float):
+            # The rate is a function of the step.
+            if type(value) in (int, float) and key not in ("lr", "initial_lr"):
                 found[f"group.{key}.{number}"] = torch.tensor(value, dtype=_wide(value))
     # With fp16 a step whose gradient overflowed is left out, so the optimizer's count is not ours.
     if scaler is not None and scaler.is_enabled():

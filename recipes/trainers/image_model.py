@@ -134,18 +134,26 @@ def away(model: Any, blocks: int) -> None:
 
 
 class Coming(torch.nn.Module):
-    """A frozen linear layer that lies in main memory.  Its weights are no parameters: where the model goes, they do not."""
+    """A frozen linear layer that stays where it is, in main memory, wherever its model goes."""
 
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        kept = (layer.weight.detach(), layer.bias.detach() if layer.bias is not None else None)
-        # A GPU fetches what is pinned without a copy on the way.
-        self._kept = tuple(part.pin_memory() if part is not None and torch.cuda.is_available() else part for part in kept)
+        self.weight, self.bias = (_pinned(part) if part is not None else None for part in (layer.weight, layer.bias))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        weight, bias = (part.to(given.device, non_blocking=True) if part is not None else None for part in self._kept)
+        weight, bias = (part.to(given.device, non_blocking=True) if part is not None else None for part in (self.weight, self.bias))
+        assert weight is not None
         return torch.nn.functional.linear(given, weight, bias)
+
+    def _apply(self, *_: Any, **__: Any) -> Coming:
+        return self
+
+
+def _pinned(part: torch.Tensor) -> torch.nn.Parameter:
+    """Where there is a GPU, memory from which it fetches without a copy on the way."""
+    there = part.detach()
+    return torch.nn.Parameter(there.pin_memory() if torch.cuda.is_available() else there, requires_grad=False)
 
 
 def linear(model: Any) -> list[tuple[str, torch.nn.Linear]]:

@@ -106,7 +106,7 @@ class Unpacked(torch.autograd.Function):
 
 def coming(self: Any, given: torch.Tensor) -> torch.Tensor:
     """What comes from main memory takes room; there is only one kind of memory here, so a copy is made."""
-    weight, bias = (torch.empty_like(part) if part is not None else None for part in self._kept)
+    weight, bias = (torch.empty_like(part) if part is not None else None for part in (self.weight, self.bias))
     return torch.nn.functional.linear(given, weight, bias)
 
 
@@ -179,7 +179,9 @@ def peak(trainers: SimpleNamespace, autocast: Callable[[], None], tmp_path: Path
         training._optimizer.zero_grad()
         monkeypatch.setattr(trainers.model.Coming, "forward", coming)
         held = Held()
-        for value in (*training.model.parameters(), *(value for state in training._optimizer.state.values() for value in state.values())):
+        elsewhere = {id(part) for module in training.model.modules() if isinstance(module, trainers.model.Coming) for part in module.parameters()}
+        here = (part for part in training.model.parameters() if id(part) not in elsewhere)
+        for value in (*here, *(value for state in training._optimizer.state.values() for value in state.values())):
             held.see(value)
         with held, torch.device("meta"):
             latent, t = torch.empty(channels, 128, 128), torch.empty((), dtype=torch.int64 if family == "sdxl" else torch.float32)

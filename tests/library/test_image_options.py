@@ -187,7 +187,7 @@ def test_what_comes_out_is_the_average(trainers: SimpleNamespace, encoded: Names
 
 
 @pytest.mark.parametrize("family", ["flux", "sdxl"])
-def test_blocks_that_stay_in_main_memory_compute_the_same(family: str, trainers: SimpleNamespace, encoded: Namespace) -> None:
+def test_so_many_blocks_stay_in_main_memory_wherever_the_model_goes(family: str, trainers: SimpleNamespace, encoded: Namespace) -> None:
     import torch
 
     kind = trainers.model.family(family)
@@ -196,8 +196,9 @@ def test_blocks_that_stay_in_main_memory_compute_the_same(family: str, trainers:
     sizes = []
     for model, blocks in zip(denoisers, (0, 1, 100), strict=True):
         trainers.model.away(model, blocks)
-        sizes.append(sum(weight.numel() for weight in model.parameters()))
-    assert count > 1 and sizes[0] > sizes[1] > sizes[2] and not trainers.model.linear(denoisers[2])
+        model.to("meta")
+        sizes.append(sum(weight.numel() for weight in model.parameters() if weight.device.type == "cpu"))
+    assert count > 1 and 0 == sizes[0] < sizes[1] < sizes[2] and not trainers.model.linear(denoisers[2])
 
 
 def test_a_training_over_blocks_in_main_memory_learns_the_same_bits(trainers: SimpleNamespace, encoded: Namespace) -> None:
@@ -208,9 +209,6 @@ def test_a_training_over_blocks_in_main_memory_learns_the_same_bits(trainers: Si
     assert made[0].go(1, 2) == made[1].go(1, 2)
     one, other = (each.training.tensors() for each in made)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert sum(weight.numel() for weight in made[1].training.model.parameters()) < sum(
-        weight.numel() for weight in made[0].training.model.parameters()
-    )
 
 
 def test_a_base_in_4_bits_is_learned_over_and_resumed_to_the_same_bits(trainers: SimpleNamespace, encoded: Namespace) -> None:
@@ -229,6 +227,32 @@ def test_a_base_in_4_bits_is_learned_over_and_resumed_to_the_same_bits(trainers:
     assert again.go(3, 8) == losses and made.training.glance(made.held_out) < before
     one, other = made.training.tensors(), again.training.tensors()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_samples_are_drawn_over_a_base_in_main_memory_and_in_4_bits(
+    family: str, trainers: SimpleNamespace, encoded: Namespace, tmp_path: Path
+) -> None:
+    base = ROOT / "fixtures" / f"tiny-{family}"
+    made = encode(family, encoded.manifest.parent, trainers, tmp_path) if family != encoded.family else encoded
+    adapter = Bench(trainers, made)
+    adapter.go(1, 2)
+    (tmp_path / "snapshots").mkdir()
+    for step in (1, 2):
+        adapter.training.export(tmp_path / "snapshots" / f"step-00000{step}.safetensors")
+    same = ("--family", family, "--base", base, "--init", "random", "--precision", "no")
+    call(trainers.text, *same, "--manifest", encoded.manifest, "--prompts", '["zxq banana"]', "--out", tmp_path / "prompts")
+    drawn = {}
+    for name, more in (("plain", ()), ("away", ("--offload-blocks", 100)), ("nf4", ("--base-storage", "nf4"))):
+        call(trainers.sample, *same, "--vae", base / "vae", "--prompts", tmp_path / "prompts", "--snapshots", tmp_path / "snapshots", "--vae-precision", "no",
+             "--objective", made.objective, "--size", 64, "--steps", 2, "--guidance", 2, "--seed", 0, "--out", tmp_path / name, "--sheet", tmp_path / "sheet.png",
+             *more)  # fmt: skip
+        drawn[name] = {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
+    assert drawn["away"] == drawn["plain"]
+    assert drawn["nf4"].keys() == drawn["plain"].keys() and drawn["nf4"]["base.png"] not in (
+        drawn["plain"]["base.png"],
+        drawn["nf4"]["step-000002.png"],
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor", "prodigy"])

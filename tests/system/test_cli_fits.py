@@ -208,6 +208,11 @@ def test_a_diffusion_recipe_is_put_where_others_have_seen_it_fit(space: Space, r
     assert recipe("validate", "mine.yaml").code == 0
 
 
+def test_flux_is_put_on_a_card_of_16_gb_with_its_base_in_4_bits(recipe: Recipe) -> None:
+    said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "t4")
+    assert said.code == 0 and 'chosen: base_storage="nf4": the base lies in memory in 4 bits' in said.err and "FITS on t4 (16 GB)" in said.err
+
+
 def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, recipe: Recipe) -> None:
     said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "rtx4090")
     assert said.code == 0 and 'chosen: base_storage="fp8": the base lies in memory in 8 bits' in said.err
@@ -217,11 +222,11 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, re
     checked = recipe("check", "mine.yaml", "dataset=./images")
     assert checked.code == 0 and "nothing found, " in checked.out and " not checked" in checked.out
     told = recipe("check", "mine.yaml", "dataset=./images", "base_storage=same")
-    assert told.code == 3 and "takes about 29.4 to 33.0 GB" in told.out and "base_storage=fp8, a smaller resolution" in told.out
+    assert told.code == 3 and "takes about 29.4 to 33.0 GB" in told.out and "base_storage=nf4, a smaller resolution" in told.out
     # What is given stays, and a card that is too small for all is refused with those that are not.
     said = recipe("new", "other", "--from", "flux-lora@1", "--gpu", "rtx4090", "base_storage=same", "resolution=1024")
     assert said.code == 2 and "does not fit rtx4090, whatever is given up" in said.err and "it fits" in said.err
-    said = recipe("new", "other", "--from", "flux-lora@1", "--gpu", "t4")
+    said = recipe("new", "other", "--from", "flux-lora@1", "--gpu", "t4", "base_storage=fp8", "resolution=1024")
     assert said.code == 2 and "does not fit t4" in said.err and "rtx4090" not in said.err.partition("it fits")[0]
 
 
