@@ -218,12 +218,15 @@ def test_a_request_is_honoured_once_though_its_worker_is_killed_within_a_second_
         worker = space.start("worker", "-q")
         until(lambda slow=slow: Path(f"{slow}.on").exists(), seconds=30)
         assert space.command("pause" if what == "resume" else what, run)[0] == 0
-        if what == "resume":
-            space.command("resume", run)
+        resumer = space.start("resume", run) if what == "resume" else None  # it takes the pause back, or works on the run that is paused already
+        if resumer is not None:
+            until(lambda run=run, by=resumer: by.poll() is not None or (row(space, run).state, row(space, run).request) == ("ACTIVE", ""), seconds=60)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may have honoured the request by then, and waits for another run
             worker.communicate(timeout=random.Random(n).uniform(0, 1))
-        worker.kill()
-        worker.communicate(timeout=30)
+        for each in (worker, resumer):
+            if each is not None:
+                each.kill()
+                each.communicate(timeout=30)
         slow.unlink()
         work(space)
         found = row(space, run)
