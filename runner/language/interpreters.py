@@ -57,7 +57,7 @@ class _Program(NamedTuple):
     takes: frozenset[str] = frozenset()
 
 
-_FIXED_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]\0\1]*\])?\+?=")
+_FIXED_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[.*\])?\+?=", re.DOTALL)
 _SHELL = _Program("c", input="s", takes=frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"}))
 _PROGRAMS: tuple[tuple[re.Pattern[str], _Program], ...] = (
     (re.compile(r"sh|bash|dash|ash|[lm]?ksh|zsh|fish"), _SHELL),

@@ -78,7 +78,7 @@ class Expansions:
 
     def _until(self, close: str, at: int, frame: Frame, *, quoted: bool, number: bool = False, heredoc: bool = False, singles: bool = False) -> int:
         """Text in which only expansions mean something, up to `close`.  `singles`: single quotes quote here."""
-        text = self.text
+        text, depth = self.text, 0
         outside, frame.number = frame.number, frame.number or number
         while at < len(text):
             char = text[at]
@@ -86,7 +86,11 @@ class Expansions:
                 at = self.values.place(at, frame, quoted=quoted)
             elif char == close:
                 at += 1
-                break
+                if not depth:
+                    break
+                depth -= 1
+            elif char == "[" and close == "]":
+                at, depth = at + 1, depth + 1
             elif char == "\\":
                 at = self.escaped(at)
             elif char == "$" and singles and self.bash and text.startswith("$'", at):
@@ -105,6 +109,10 @@ class Expansions:
                 at += 1
         frame.number = outside
         return at
+
+    def subscript(self, at: int, frame: Frame) -> int:
+        """Behind the bracket that ends a subscript of what is set."""
+        return self._until("]", at, frame, quoted=True, number=True, singles=True)
 
     def _parameter(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool) -> int:
         text = self.text

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from .interpreters import INNER, Word, assignment
+from .interpreters import Word, assignment
 from .shell_expansions import Expansions
 from .shell_values import Compound, Frame, Reading, Values
 from .template import TemplateError
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_NUMBER = re.compile(r"[0-9]+|\{[A-Za-z_][A-Za-z0-9_]*\}")
 _AGAIN = frozenset({"then", "do", "else", "elif", "!", "time", "coproc"})  # a command follows
 _OPENS = frozenset({"if", "while", "until", "for", "select", "{"})
@@ -72,8 +73,7 @@ class _Reader:
         if word.redirect:
             frame.words.append(word)
         elif frame.array:
-            if raw.startswith("[") and INNER in word.text:
-                self.values.program(word.start, word.end, "a subscript")
+            pass
         elif state == "subject" and raw == "in":
             frame.cases[-1] = "pattern"
             frame.words.clear()
@@ -174,14 +174,16 @@ class _Reader:
 
     def _on_open(self, at: int, frame: Frame) -> int:
         if frame.word >= 0 and self.text[at - 1] == "=":
-            return self._commands(at + 1, Frame(")", array=True, places=frame.places))
+            name = _NAME.match(self.text, frame.word, at)
+            return self._commands(at + 1, Frame(")", array=name[0] if name else "=", places=frame.places))
         if frame.testing:
             self._end_word(at, frame)
             frame.depth += 1
             return at + 1
         if frame.cases and frame.cases[-1] == "pattern" and frame.word < 0:
             return at + 1
-        if self.text.startswith("((", at) and frame.word < 0:
+        if self.text.startswith("((", at) and not frame.array:
+            self._end_word(at, frame)  # `for((`
             if self.expansions.ends_twice(at + 2):
                 return self.expansions.arithmetic(at + 2, frame)
             self._end_command(at, frame, piped=True)
@@ -191,6 +193,22 @@ class _Reader:
         frame.depth += 1
         self._open(at, frame)
         return at + 1
+
+    def _on_bracket(self, at: int, frame: Frame) -> int:
+        """A subscript of what is set: a shell reads it to its end, whatever is in it, and computes it."""
+        if frame.cases and frame.cases[-1] == "pattern":
+            return at
+        if frame.array:
+            name = frame.array if frame.word < 0 else ""
+        else:
+            name = self.text[frame.word : at] if frame.word >= 0 and frame.bare else ""
+        if not name or (not frame.array and not _NAME.fullmatch(name)):
+            return at
+        self._begin(at, frame)
+        end = self.expansions.subscript(at + 1, frame)
+        self.values.computes(self.text[at:end], name)
+        self.values.program(at, end, "a subscript")
+        return end
 
     def _on_close(self, at: int, frame: Frame) -> int:
         self._end_command(at, frame)
@@ -277,6 +295,7 @@ _IN_COMMANDS: Mapping[str, Callable[[_Reader, int, Frame], int]] = {
     "$": _Reader._on_dollar,
     "`": _Reader._on_backtick,
     "#": _Reader._on_hash,
+    "[": _Reader._on_bracket,
     "(": _Reader._on_open,
     ")": _Reader._on_close,
     ";": _Reader._on_semicolon,

@@ -74,7 +74,7 @@ class Frame:
     """One list of commands: the script, the inside of `$( )`, `<( )` or backticks, or the elements of an array."""
 
     close: str
-    array: bool = False
+    array: str = ""  # the variable whose elements these are
     number: bool = False  # what is read may be arithmetic
     feeder: int = -1  # where the command began whose output it reads: it is a `>( )`
     places: set[int] = field(default_factory=set)  # its expressions, without those of frames in it

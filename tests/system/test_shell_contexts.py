@@ -199,6 +199,9 @@ COMMANDS = [
     "a=(%)",
     "let %",
     "((%))",
+    "a[1 + %]=1",
+    "a=([(%)]=1)",
+    "for((i=0;i<(%);i++)); do break; done",
 ]
 COMMANDS += [
     "unset %",
