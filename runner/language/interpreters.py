@@ -7,7 +7,7 @@ another interpreter (`sh -c`, `python -c`, `ssh`, `| sh`) is its author's: that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -78,9 +78,10 @@ _SSH_TAKES = frozenset(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")
 _INPUT = re.compile(r"-|/dev/stdin|/dev/fd/.*|/proc/self/fd/.*")
 
 _READS_ALL = frozenset({"eval", "alias", "bind", "compgen", "complete", "fc"})
+_DECLARING = frozenset({"declare", "typeset", "local", "export", "readonly"})
 # Commands whose operands are names of variables, with the letters of those options that take something else.
 _NAMING: Mapping[str, str] = {
-    **dict.fromkeys(("unset", "declare", "typeset", "local", "export", "readonly"), ""),
+    **dict.fromkeys(("unset", *_DECLARING), ""),
     "read": "dinNptu",
     **dict.fromkeys(("mapfile", "readarray"), "cdnOsu"),
 }
@@ -116,6 +117,14 @@ def evaluated(words: Sequence[Word]) -> Iterator[str]:
     command = _called(words)
     if command and command[0].text in ("declare", "typeset", "local") and not {"i", "n"}.isdisjoint(_options(command)):
         yield from (word.text.partition("=")[0] for word in command[1:] if word.text[:1] not in ("-", "+"))
+
+
+def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
+    """Whether a command, as far as it was read, may set a variable that is an array: one of `arrays`, or one that it makes an array."""
+    command = _called(words)
+    if not command or command[0].text not in _DECLARING:
+        return False
+    return name in arrays or not {"a", "A"}.isdisjoint(_options(command)) or any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
 
 
 # ---- the shell's own commands ----

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from .interpreters import INNER, VALUE, Ruling, Word, assignment, evaluated, rulings, source
+from .interpreters import INNER, VALUE, Ruling, Word, assignment, declares, evaluated, rulings, source
 from .template import TemplateError, expressions
 
 _SUBSCRIPT = re.compile(r"\{?[A-Za-z_][A-Za-z0-9_]*\[(?!.*\]\+?=)", re.DOTALL)
@@ -19,6 +19,11 @@ _KEY = re.compile(r"\[(?!.*\]\+?=)", re.DOTALL)
 _VARIABLE = re.compile(r"(?<![#A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*")
 _SET_AT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\[(.*)\]\+?=", re.DOTALL)
 _KEYED = re.compile(r"\b(?:declare|typeset|local)[ \t]+-[A-Za-z]*A[A-Za-z]*[ \t]+([A-Za-z_][A-Za-z0-9_]*)")
+_ELEMENTS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=\(", re.DOTALL)
+_ARRAY = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*)(?:\[|\+?=\()|"
+    r"\b(?:mapfile|readarray|(?:declare|typeset|local|readonly|export|read)[ \t]+(?:-[A-Za-z]*[ \t]+)*-[A-Za-z]*[aA])\b([^;&|\n]*)"
+)
 _QUOTING = re.compile(r"\\\n|[\"']|\\(?=.)|\$(?=[\"'])")
 _EDGE_BEFORE = frozenset(" \t\n;&|(<>`")
 _EDGE_AFTER = frozenset(" \t\n;&|)<>`")
@@ -114,6 +119,7 @@ class Values:
         self.assigned: list[tuple[str, int]] = []  # variables, and values in what they are set to
         self.keyed = set(_KEYED.findall(text))
         self.computed: set[str] = set()  # variables whose value a shell evaluates
+        self.arrays = {name for one, several in _ARRAY.findall(text) for name in (one, *_VARIABLE.findall(several)) if name}
 
     def reading(self, pipes: tuple[int, ...]) -> Reading:
         """What was found, once all of the script is read."""
@@ -217,8 +223,14 @@ class Values:
         subscript = _SET_AT.match(word.text)
         if subscript:
             self.computes(subscript[1], name)
+            inside = subscript[1].count(VALUE) + subscript[1].count(INNER)
+            for at in self._within(word.start, word.end)[:inside]:  # quoted or not
+                if at in frame.places:
+                    self._limit(at, "number")
             if INNER in subscript[1]:
                 self.program(word.start, word.end, "a subscript")
+        if declares(frame.words, name, self.arrays) and not _ELEMENTS.match(self.text, word.start):  # bash reads `declare -a x="(…)"` as elements
+            self._rule(Ruling("number", word.start, word.end, name), frame)
         self.assigned += [(name, at) for at in self._within(word.start, word.end) if at in frame.places]
         if role is not None:
             self._rule(Ruling(role, word.start, word.end, name), frame)

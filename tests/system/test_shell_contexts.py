@@ -35,6 +35,8 @@ PAYLOADS: list[object] = [
     "-ctouch PWNED",
     "PS4=$(touch PWNED)",
     ["-v", EVALUATED],
+    "($(touch PWNED))",  # elements, to `declare -a`
+    "([$(touch PWNED)]=1)",
 ]
 # Each script is read in a process of its own; the names of those that ran their value are printed.
 HARNESS = """
@@ -47,7 +49,7 @@ if [ -e PWNED ]; then echo late; fi
 """
 
 
-FEW = [EVALUATED, "touch PWNED", "PS4=$(touch PWNED)", ["-v", EVALUATED]]
+FEW = [EVALUATED, "touch PWNED", "PS4=$(touch PWNED)", ["-v", EVALUATED], PAYLOADS[-2]]
 
 
 class Shell(NamedTuple):
@@ -214,6 +216,8 @@ COMMANDS += [
     "% | cat",
     "eval %",
     "declare %",
+    "declare -a a=%",
+    'declare -a "a=(%)"',
     "# %\n%",
 ]
 words = st.recursive(st.just("X"), lambda inner: st.builds(lambda form, word: form.replace("%", word), st.sampled_from(AROUND), inner), max_leaves=4)
@@ -226,5 +230,5 @@ commands = st.builds(
 @given(texts=st.lists(commands, min_size=40, max_size=40))
 def test_no_nesting_runs_a_value(texts: list[str]) -> None:
     # Not "touch PWNED": `$(echo {{ x }})` may name a command, and no shell has parsed it.
-    shell = SHELLS["bash"]._replace(payloads=[each for each in PAYLOADS[:7] if each != "touch PWNED"])
+    shell = SHELLS["bash"]._replace(payloads=[each for each in (*PAYLOADS[:7], *PAYLOADS[-2:]) if each != "touch PWNED"])
     assert told(list(rendered(map(text_of, texts), shell)), shell) == []
