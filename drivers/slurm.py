@@ -240,7 +240,7 @@ class Slurm:
 
     async def _folder(self, lease: Lease, node: str) -> str:
         """Where an allocation lies on a node: several may share one."""
-        said = self.call(lease, node, ("/bin/sh", "-c", f'printf %s "${slurm_keeper.FOLDER}"'), NOTHING)
+        said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 
     async def _job(self, lease: Lease) -> Listed:

@@ -30,8 +30,8 @@ WORDS = 4096
 """Bytes of stderr that are kept for an error."""
 DRAIN = 1
 """Seconds for which input is read that no program wants any more."""
-FOLDER = "RECIPE_NODE_FOLDER"
-"""The variable in which programs find the folder of their allocation on this node."""
+FOLDER = "recipe:folder"
+"""In place of a program: print the folder of this allocation on this node."""
 SUBREAPER = 36
 DESCRIPTORS = 3
 
@@ -48,7 +48,6 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
     os.chdir(os.path.expanduser("~"))
     folder, taken = _take(folder)
-    os.environ[FOLDER] = folder
     reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0  # what a call leaves behind is then a child of ours, and counted
     with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
@@ -57,7 +56,7 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
         while not (idle and reaps) or time.monotonic() - quiet_since < idle:
             if select.select([listener], [], [], LOOK)[0]:
                 with contextlib.suppress(ConnectionError):
-                    _begin(listener)
+                    _begin(listener, folder)
             if _children():
                 quiet_since = time.monotonic()
             if leave_at and time.time() >= leave_at:
@@ -89,14 +88,14 @@ def _leave(folder: str, grace: float) -> None:
         agent.sendall(len(body).to_bytes(4, "little") + body)
 
 
-def _begin(listener: socket.socket) -> None:
+def _begin(listener: socket.socket, folder: str) -> None:
     """Serve the next relay, in a process of its own."""
     connection, _ = listener.accept()
     with connection:
         if os.fork() == 0:
             try:
                 listener.close()
-                _serve(connection)
+                _serve(connection, folder)
             finally:
                 os._exit(0)
 
@@ -110,7 +109,7 @@ def _children() -> bool:
     return False
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, folder: str) -> None:
     """Run what one relay hands over, and tell it the end.  When the relay goes away the program's group is killed."""
     import subprocess
     import threading
@@ -129,6 +128,10 @@ def _serve(connection: socket.socket) -> None:
             return
         body += more
     argv = [os.fsencode(word) for word in json.loads(body)]
+    if argv == [FOLDER.encode()]:
+        os.write(given[1], os.fsencode(folder))
+        connection.sendall(b"ended with 0")
+        return
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SRUN_", "PMI"))}
     try:
         program = subprocess.Popen(argv, stdin=given[0], stdout=given[1], stderr=given[2], env=env, start_new_session=True)

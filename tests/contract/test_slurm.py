@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,7 +45,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 class OnSlurm(DriverContract, ExcludingContract, ClosingContract):
-    """An allocation takes a second to begin: those claims that are of jobs share one, each with a folder of its own."""
+    """An allocation takes a second to begin: those claims that are of jobs share one, and its agent."""
 
     proctrack: Literal["cgroup", "linuxproc"] = "cgroup" if CGROUPS else "linuxproc"
 
@@ -59,7 +60,7 @@ class OnSlurm(DriverContract, ExcludingContract, ClosingContract):
         return Slurm(root=str(place / "root"))
 
     async def host(self, driver: Driver) -> Client:
-        held = Slurm(root="/tmp/held")
+        held = Slurm(root=str(Path(os.environ["SLURM_CONF"]).parent / "held"))
         order = Order((await held.offers(Wish()))[0], "held", datetime.now(UTC) + timedelta(hours=1))
         lease = await held.acquire(order)
         while (hosts := await driver.hosts(lease)) is None:  # noqa: ASYNC110  # a provider is asked again, it does not call
