@@ -53,7 +53,7 @@ INSIDE = ("survey", "execution")
 LONG = 700
 BROAD = 25
 TALL = 100
-LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 60, f"files over {LONG} lines": 8} | {
+LIMITS = {"circles of imports": 0, "broken walls": 0, "dict[str, Any]": 55, f"files over {LONG} lines": 1} | {
     f"classes over {BROAD} methods": 0, f"functions over {TALL} lines": 0
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ class _Reader:
         while at < len(text):
             char = text[at]
             if at in self.spans:
-                self._begin(at, frame)
+                frame.begin_word(at)
                 at = self.values.place(at, frame, quoted=False)
                 continue
             handle = _IN_COMMANDS.get(char)
@@ -58,7 +58,7 @@ class _Reader:
                 if found > at:
                     at = found
                     continue
-            self._begin(at, frame)
+            frame.begin_word(at)
             at += 1
         self._end_command(at, frame)
         return at
@@ -145,19 +145,19 @@ class _Reader:
 
     def _on_backslash(self, at: int, frame: Frame) -> int:
         if not self.text.startswith("\\\n", at):
-            self._begin(at, frame)
+            frame.begin_word(at)
         return self.expansions.escaped(at)
 
     def _on_single(self, at: int, frame: Frame) -> int:
-        self._begin(at, frame)
+        frame.begin_word(at)
         return self.expansions.single(at + 1)
 
     def _on_double(self, at: int, frame: Frame) -> int:
-        self._begin(at, frame)
+        frame.begin_word(at)
         return self.expansions.double(at + 1, frame)
 
     def _on_dollar(self, at: int, frame: Frame) -> int:
-        self._begin(at, frame)
+        frame.begin_word(at)
         if self.text.startswith("$'", at):
             return self.expansions.single(at + 2, ansi=self.bash)
         return self.expansions.dollar(at, frame, quoted=False)
@@ -166,7 +166,7 @@ class _Reader:
         if frame.close == "`":
             self._end_command(at, frame)
             return ~(at + 1)
-        self._begin(at, frame)
+        frame.begin_word(at)
         return self._commands(at + 1, Frame("`"))
 
     def _on_hash(self, at: int, frame: Frame) -> int:
@@ -204,7 +204,7 @@ class _Reader:
             name = self.text[frame.word : at] if frame.word >= 0 and frame.bare else ""
         if not name or (not frame.array and not _NAME.fullmatch(name)):
             return at
-        self._begin(at, frame)
+        frame.begin_word(at)
         end = self.expansions.subscript(at + 1, frame)
         self.values.computes(self.text[at:end], name)
         self.values.program(at, end, "a subscript")
@@ -263,7 +263,7 @@ class _Reader:
 
     def _on_greater(self, at: int, frame: Frame) -> int:
         if self.text.startswith("(", at + 1):
-            self._begin(at, frame)
+            frame.begin_word(at)
             return self._commands(at + 2, Frame(")", feeder=frame.begin if self.text[at] == ">" else -1))
         return self._redirect(at, frame, self.text[at])
 
@@ -276,13 +276,6 @@ class _Reader:
             frame.begin = at
         frame.redirect = "" if frame.testing else operator
         return at + max(1, len(operator))
-
-    def _begin(self, at: int, frame: Frame) -> None:
-        if frame.word < 0:
-            frame.word = at
-        frame.piped = False
-        if frame.begin < 0:
-            frame.begin = at
 
 
 _IN_COMMANDS: Mapping[str, Callable[[_Reader, int, Frame], int]] = {

@@ -104,6 +104,14 @@ class Frame:
         """Whether this is the inside of `[[ ]]`."""
         return not self.bare and self.words[0].text == "[["
 
+    def begin_word(self, at: int) -> None:
+        """What stands at `at` belongs to a word: the one being read, or a new one."""
+        if self.word < 0:
+            self.word = at
+        self.piped = False
+        if self.begin < 0:
+            self.begin = at
+
 
 class Values:
     """What is known of the expressions of one script, and of what reads them."""
