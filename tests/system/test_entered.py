@@ -20,9 +20,14 @@ from tests.tools import needs
 
 
 def waits(space: Space, more: str = "") -> None:
-    """A step that says that it began, and waits."""
+    """A step that waits."""
     os.mkfifo(space.root / "gate")
-    space.recipe(f"steps:\n  s: {{run: 'echo > {space.root}/began; read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}{more}}}\n")
+    space.recipe(f"steps:\n  s: {{run: 'read go < {space.root}/gate; echo 1 > o', outputs: {{o: o}}{more}}}\n")
+
+
+def running(space: Space) -> None:
+    """Wait until the step is RUNNING on record."""
+    until(lambda: "RUNNING" in space.command("report")[1])
 
 
 def test_a_shell_and_a_port_of_a_rented_machine(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +37,7 @@ def test_a_shell_and_a_port_of_a_rented_machine(space: Space, monkeypatch: pytes
         stack(space, "driver = 'vastai'")
         waits(space, ", resources: {gpus: 1}")
         worker = space.start("run", "--stack", "tiny")
-        until((space.root / "began").exists)
+        running(space)
         code, out, said = space.command("ssh", "last/s", "--", "echo", "$CONTAINER_ID", ";", "exit", "7")
         assert code == 7 and out.strip() == real.ledger()[0]["machine"], said
         (space.root / "gate").write_text("go\n")
@@ -49,7 +54,7 @@ def test_a_server_is_entered_with_the_keys_of_its_settings_and_a_port_of_it_is_h
         space.write("recipe.toml", "[drivers.ssh]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
         waits(space)
         worker = space.start("run", "--driver", "ssh")
-        until((space.root / "began").exists)
+        running(space)
         code, out, said = space.command("ssh", "last/s", "--", "echo", "$HOME")
         assert code == 0 and out.strip() == str(sshd.home), said
         here = free.getsockname()[1]
@@ -75,7 +80,7 @@ def test_a_place_without_a_login_is_told_with_its_folder(space: Space) -> None:
     cloud(space)
     waits(space)
     worker = space.start("run", "--driver", "loopback", "--everything-there")
-    until((space.root / "began").exists)
+    running(space)
     code, _, said = space.command("ssh", "last/s")
     assert code == 2 and "is a folder of this machine" in said and f"cd {space.root.parent / 'cloud' / 'host-1'}" in said
     assert space.command("ssh", "s")[0] == 3 and space.command("ssh", "last/none")[0] == 3
