@@ -62,7 +62,7 @@ class Traits(NamedTuple):
     """What a driver can do, as data."""
 
     priced: bool = False
-    shared_disk: bool = False  # the host sees our files at their own paths
+    shared_disk: bool = False  # hosts may see our disk, and we theirs: each is asked
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
     ends: Literal["provider", "machine", "stops", "nobody"] = (

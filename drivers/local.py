@@ -30,7 +30,7 @@ from .base import (
 class Local:
     """This machine.  `root` is the directory, ours alone, where the agent and the logs of its jobs live."""
 
-    traits = Traits(shared_disk=True, replays=True, comes_up=timedelta(0))
+    traits = Traits(replays=True, comes_up=timedelta(0))
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()

@@ -71,7 +71,7 @@ class Ray:
     secret that names ours.
     """
 
-    traits = Traits(replays=True, ends="machine", poll=timedelta(seconds=0.2), allocates=True)
+    traits = Traits(shared_disk=True, replays=True, ends="machine", poll=timedelta(seconds=0.2), allocates=True)
 
     def __init__(
         self,

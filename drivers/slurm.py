@@ -68,7 +68,13 @@ class Slurm:
     """
 
     traits = Traits(
-        replays=True, settles=timedelta(seconds=10), ends="machine", poll=timedelta(seconds=0.2), comes_up=timedelta(hours=24), allocates=True
+        shared_disk=True,
+        replays=True,
+        settles=timedelta(seconds=10),
+        ends="machine",
+        poll=timedelta(seconds=0.2),
+        comes_up=timedelta(hours=24),
+        allocates=True,
     )
 
     def __init__(

@@ -74,7 +74,7 @@ class Away(Site):
         """They are links there: see `_parcel`."""
 
     def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
-        from .containers import Mount
+        from .containers import Mount, leads
 
         paths = self.paths(attempt)
         return [
@@ -82,6 +82,7 @@ class Away(Site):
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
             *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{self.folder.root}/objects"),
+            *(map(Mount, leads(attempt.path, f"{self.ws.home}/objects")) if self.depot.neighbour.reads else ()),
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
         ]
 
@@ -169,6 +170,9 @@ class Away(Site):
     async def _put(self, errand: Errand, script: bytes | None) -> None:
         attempt = errand.attempt
         parcel = _parcel(attempt, {state.path: state.below for state in errand.states})
+        for name, path in (await self._direct(attempt)).items():
+            del parcel.links[name]
+            parcel.paths[name] = path
         if script is not None:
             parcel.beside[".sh"] = script
         if errand.metrics is not None and errand.metrics.in_environment:
@@ -179,6 +183,14 @@ class Away(Site):
             await self.depot.send(sources, manifests)
             self.folder.contents |= wanted
         await self.depot.stage(attempt.called or os.path.basename(attempt.path), parcel)
+
+    async def _direct(self, attempt: Attempt) -> dict[str, str]:
+        """What it is given that the host sees on our disk: name -> path."""
+        if not self.depot.neighbour.reads:
+            return {}
+        given = {name: os.path.realpath(f"{attempt.path}/{name}") for name in (*attempt.links, *attempt.objects)}
+        seen = await self.depot.neighbour.same(list(given.values()))
+        return {name: path for name, path in given.items() if path in seen}
 
     def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Where these contents lie here, and the manifests of those that are trees."""

@@ -42,6 +42,8 @@ class Collector:
         if harvest.changed:
             self._folder.contents.difference_update(harvest.changed)
             return Brought(exit, problem="input", words=f"it changed its input {_called(errand.attempt, harvest.changed[0])}")
+        if self._depot.neighbour.reads and (words := await asyncio.to_thread(self._tampered)):
+            return Brought(exit, problem="input", words=words)
         noted = errand.attempt.taken()  # by a worker that was killed while the host put them away
         found: dict[str, str] = {}
         wrong: list[str] = []
@@ -74,6 +76,10 @@ class Collector:
         if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
             await self._folder.look_for(stayed)
         return Brought(exit, found)
+
+    def _tampered(self) -> str:
+        """Which input here, that it may have read in place, is not what it was given, in words."""
+        return self._errand.attempt.tampered(self._ws.cache, self._ws.objects)
 
     async def remains(self) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from drivers import devices, machine
@@ -29,12 +29,12 @@ TELL = 5.0
 
 # The command path of a login there, the Python that was named, the variables of the login, and the GPUs that it sees.  Systems have a python3 and no
 # python, or an older one of that name: a folder of ours has a program `python` that is the one, unless nothing may be executed there.
-# $1: the name of that Python, $2: our root, empty for no such folder.
+# $1: the name of that Python, $2: our root.
 _ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
 python=$(command -v "$1")
 printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
 printf 'VERSION=%s\n' "$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
-if [ -n "$2" ] && [ -n "$python" ] && [ "${python##*/}" != python ]; then
+if [ -n "$python" ] && [ "${python##*/}" != python ]; then
   case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
   ours=$ours/bin/python-$(printf %s "$python" | cksum | tr ' ' -)
   [ -x "$ours/python" ] || {
@@ -66,7 +66,9 @@ class Connector:
 
     def here(self, local: Client) -> Site:
         """This machine.  Raises CannotRun."""
-        return self._near(self._python(), "local", local, self._ws.machine(), lambda: self._ws.devices)
+        python, ws = self._python(), self._ws
+        path = interpreters.command_path(python, ws.home, ws.environ)
+        return Site(ws, "local", local, ws.machine(), lambda: ws.devices, python=python, path=path, login=ws.environ)
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -89,13 +91,9 @@ class Connector:
         root = lease.data.get("root") or host.root
         wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
         jobs = there(wire)
-        if not traits.shared_disk:
-            jobs.wake()  # it comes up while we ask
-        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, "" if traits.shared_disk else root))
-        if traits.shared_disk:
-            cards = devices.listed(await asked) or cards
-            return self._near(self._python(), name, jobs, room, lambda: devices.visible(None, cards), slots)
-        depot = Depot(wire, self._recall)
+        jobs.wake()  # it comes up while we ask
+        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
+        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
         try:
             said, _ = await asyncio.gather(asked, depot.open())
         except BaseException as error:
@@ -126,19 +124,6 @@ class Connector:
         )
         site.address = host.address if isinstance(host, Addressed) else ""
         return site
-
-    def _near(
-        self,
-        python: str,
-        name: str,
-        host: Client,
-        machine: Mapping[str, float],
-        cards: Callable[[], Sequence[devices.Device]],
-        slots: int | None = None,
-    ) -> Site:
-        """A place that sees our disk: what this login has is there, too."""
-        path = interpreters.command_path(python, self._ws.home, self._ws.environ)
-        return Site(self._ws, name, host, machine, cards, slots=slots, python=python, path=path, login=self._ws.environ)
 
     def _recall(self, content: str) -> Any:
         """The manifest of a tree, where we have it."""

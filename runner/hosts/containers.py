@@ -308,11 +308,15 @@ def mounts(command: Command, objects: str, writable: Iterable[str] = ()) -> list
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
         found.append(Mount(metrics, True))
-    store = os.path.realpath(objects)
+    return [*found, *map(Mount, leads(command.cwd, objects, ours))]
+
+
+def leads(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
+    """The folders and files that the links below `folder` lead to, but those in `ours`."""
     seen: set[str] = set()
-    for target in _leads(command.cwd, store, ours, seen):
+    for target in _leads(folder, os.path.realpath(objects), ours, seen):
         seen.add(target)
-    return [*found, *(Mount(path) for path in covering(seen))]
+    return covering(seen)
 
 
 def _leads(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from drivers.base import Unreachable
 
+from ..agent.neighbours import copy
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..storage.files import Entry, no_space
@@ -48,8 +49,10 @@ class _Span(NamedTuple):
 class Fetch:
     """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
 
-    def __init__(self, wire: Wire, chunk: int, path: str, taken: Taken, target: str) -> None:
+    def __init__(self, wire: Wire, chunk: int, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
+        """`near`: the path there is one that we see, too."""
         self._wire, self._chunk, self._path, self._taken, self._target = wire, chunk, path, taken, target
+        self._seen = near
         self._near = f"{target}.coming"
         self._tree = taken.content[:1] == "t"
         self._missing = {entry.path: entry for entry in taken.entries if entry.kind in "fx"}
@@ -99,6 +102,8 @@ class Fetch:
             os.makedirs(parent, exist_ok=True)
         for entry in self._missing.values():
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
+        if self._seen:
+            await asyncio.to_thread(self._copy)
         here = [entry for entry in self._missing.values() if os.path.lexists(self._at(entry))]
         await asyncio.gather(*(self._look(entry) for entry in here))
         free = os.statvfs(os.path.dirname(self._near) or ".")
@@ -107,6 +112,13 @@ class Fetch:
             raise Infrastructure(
                 f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
             )
+
+    def _copy(self) -> None:
+        """Take what the disk that we see, too, shows of them.  It may show less than the host has, or older bytes: they are judged as all are."""
+        for entry in self._missing.values():
+            if not os.path.lexists(self._at(entry)):
+                with contextlib.suppress(OSError):
+                    copy(f"{self._path}/{entry.path}".rstrip("/"), self._at(entry))
 
     async def _look(self, entry: Entry) -> None:
         """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""

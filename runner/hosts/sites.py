@@ -170,9 +170,8 @@ class Site:
     def _take(self, errand: Errand, exit: Exit) -> Brought:
         """The contents of an attempt's outputs, stored; or what is wrong with them, or with its inputs."""
         attempt = errand.attempt
-        if tampered := attempt.tampered(self.ws.cache, self.ws.objects):
-            who = "it, or somebody meanwhile, changed" if tampered[0] in attempt.links else "it changed"
-            return Brought(exit, problem="input", words=f"{who} its input {tampered[0]}")
+        if words := attempt.tampered(self.ws.cache, self.ws.objects):
+            return Brought(exit, problem="input", words=words)
         try:
             return Brought(exit, attempt.collect(errand.outputs, self.ws.objects, [state.path for state in errand.states]))
         except OutputProblem as error:

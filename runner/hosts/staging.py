@@ -128,11 +128,18 @@ class Attempt:
             if flags & DIRECTORY:
                 os.makedirs(target, exist_ok=True)
 
-    def tampered(self, cache: DigestCache, objects: Objects) -> list[str]:
-        """Inputs that are not what the step was given: it alone can have changed a copy or an object, and it or its caller what it read in place."""
+    def tampered(self, cache: DigestCache, objects: Objects) -> str:
+        """Which input is not what the step was given, in words; empty when all are.
+
+        It alone can have changed a copy or an object, and it or its caller what it read in place.
+        """
         changed = [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
-        changed += [name for name, content in self.objects.items() if not objects.intact(Content(content))]
-        return changed + [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
+        here = {name: content for name, content in self.objects.items() if os.path.islink(f"{self.path}/{name}")}  # another may be at its host alone
+        changed += [name for name, content in here.items() if not objects.intact(Content(content))]
+        if changed:
+            return f"it changed its input {changed[0]}"
+        changed = [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
+        return f"it, or somebody meanwhile, changed its input {changed[0]}" if changed else ""
 
     def stale(self, cache: DigestCache) -> list[str]:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
 from ..storage.files import Entry
+from . import neighbours
 from .download import Fetch, Taken
 from .manifests import name_of, place_of, stamp_of, untrusted
+from .neighbours import Neighbour
 from .upload import Sender
 from .wire import Garbled, Gone, Wire, nothing, words_of
 
@@ -29,6 +31,8 @@ class Parcel:
     """Name -> its bytes, and whether it can be executed."""
     links: dict[str, str] = field(default_factory=dict)
     """Name -> the content that it leads to, which must be there."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Name -> a path of ours that it leads to, which the host sees as we do."""
     folders: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
     """Name -> a folder below the root, made if need be, that it leads to and that outlives the attempt."""
@@ -47,18 +51,23 @@ class Harvest:
 class Depot:
     """What one host keeps of ours below the root that `wire` asks about.
 
-    `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  Every method may raise what `Host.call` raises
-    (after it has tried again where that helps), Infrastructure when the host or a disk cannot do what is asked, and Corrupt when bytes cannot be had
-    as their name says.
+    `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  `folder` is one of ours, by which a host is
+    asked whether it sees our disk; empty: it does not.
+
+    Every method may raise what `Host.call` raises (after it has tried again where that helps), Infrastructure when the host or a disk cannot do
+    what is asked, and Corrupt when bytes cannot be had as their name says.
     """
 
     def __init__(
         self,
         wire: Wire,
         recall: Callable[[str], Sequence[Entry] | None] = lambda _content: None,
+        folder: str = "",
     ) -> None:
         self.wire = wire
-        self._sender = Sender(self.wire, recall)
+        self.neighbour = Neighbour(wire)
+        self._sender = Sender(wire, recall)
+        self._folder = folder
 
     @property
     def root(self) -> str:
@@ -77,6 +86,9 @@ class Depot:
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""
         await self.wire.open()
+        if self._folder:
+            self.neighbour = await neighbours.meet(self.wire, self._folder)
+            self._sender.neighbour = self.neighbour
 
     async def aclose(self) -> None:
         """End what answers us there."""
@@ -98,7 +110,7 @@ class Depot:
 
     async def fetch(self, path: str, taken: Taken, target: str) -> None:
         """Bring what `take` found at `path` there to `target` here, which must not exist.  A part that came earlier is not fetched again."""
-        await Fetch(self.wire, self.chunk, path, taken, target).run()
+        await Fetch(self.wire, self.chunk, path, taken, target, near=self.neighbour.shows).run()
 
     # -- attempts
 
@@ -108,7 +120,7 @@ class Depot:
         plain = [(Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data) for path, (data, executable) in parcel.files.items()]
         plain += [(Entry(f"{at}{ending}", "f", len(data), ""), data) for ending, data in parcel.beside.items()]
         pointing = {path: self.path(content) for path, content in parcel.links.items()}
-        pointing |= {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
+        pointing |= parcel.paths | {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
         below = [Entry(f"{at}/{folder}", "d", 0, "") for folder in parcel.folders]
         below += [Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()]
         given = [f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [self.path(content) for content in parcel.links.values()]

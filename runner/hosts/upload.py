@@ -24,6 +24,7 @@ from .cargo import Cargo, Pieces
 from .courier import Courier
 from .likeness import Likeness
 from .manifests import name_of, place_of
+from .neighbours import Neighbour
 from .wire import TRIES, Gone, Meter, Wire, nothing, process, rest, started, words_of
 
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
@@ -37,6 +38,7 @@ class Sender:
         self.pieces = Pieces()
         self._arrivals, self._courier = Arrivals(wire, self.pieces), Courier(wire, self.pieces)
         self._wire, self._likeness = wire, Likeness(wire, recall)
+        self.neighbour = Neighbour(wire)
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def have(self, contents: Collection[str]) -> set[str]:
@@ -73,6 +75,8 @@ class Sender:
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
             return
+        absent = {name_of(content): sources[content] for content, how in todo.items() if how == "absent"}
+        todo.update({known[name]: "partial" for name in await self.neighbour.draw(absent)})
         doubtful = {content for content, how in todo.items() if how == "doubtful"}
         cargoes = [await self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
         loose = [content for content in todo if content[0] != "t"]

@@ -300,6 +300,37 @@ def test_a_worker_in_the_cluster_outlives_its_own_job_and_the_step_begins_once(s
     assert space.command("watch", "--driver", "slurm", "--in-cluster")[0] == 2, "a watch stays"
 
 
+def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(space: Space, cluster: Slurm) -> None:
+    """The nodes see the workspace: no byte of a data set is copied, for one node or for two, and what is made is stored as ever."""
+    (space.root / "data").mkdir()
+    for name in ("a.bin", "b.bin"):
+        (space.root / "data" / name).write_bytes(os.urandom(2 << 20))
+    space.recipe(
+        "steps:\n"
+        "  make: {deps: [data], run: 'readlink -f data > {{ outputs.where }}; cat data/* > {{ outputs.all }}', outputs: {where: where.txt, all: all.bin}}\n"
+        "  use: {nodes: 2, deps: [all.bin], run: 'readlink -f all.bin; sha256sum < all.bin > {{ outputs.sum }}', outputs: {sum: sum.txt}}\n"
+    )
+    assert space.run(settings=SLURM) == ["make", "use"]
+    assert space.read("where.txt").strip() == str(space.root / "data")
+    assert space.read("sum.txt").split()[0] == hashlib.sha256((space.root / "all.bin").read_bytes()).hexdigest()
+    for rank in ("0", "1"):
+        assert space.command("logs", "use", "--node", rank)[1].startswith(f"{space.root}/.recipe/objects/")
+    assert space.run() == []
+
+
+def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Space, cluster: Slurm) -> None:
+    (space.root / "data.bin").write_bytes(bytes(2 << 20))
+    space.recipe(f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; cat data.bin > o', outputs: {{o: o}}}}}}")
+    os.mkfifo(space.root / "gate")
+    worker = space.start("run", "--driver", "slurm")
+    until((space.root / "began").exists, seconds=30)
+    (space.root / "data.bin").write_bytes(bytes(2 << 20) + b"more")
+    (space.root / "gate").write_text("go\n")
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 1 and "it, or somebody meanwhile, changed its input data.bin" in said
+    assert not (space.root / "o").exists()
+
+
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
     assert code == 0 and "proctrack/" in out and "main, short" in out

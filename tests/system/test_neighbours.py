@@ -1,0 +1,121 @@
+"""Promise: what a host and this machine both see does not travel, and nothing is taken for what it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from drivers.local import LocalHost
+from runner.hosts import download
+from runner.hosts.transfer import Depot
+from runner.hosts.wire import Meter, Wire
+from runner.storage.files import scan
+
+
+def between(tmp_path: Path, story: Callable[[Depot], Awaitable[None]]) -> None:
+    """A host whose root lies beside our folder, on the same disk."""
+
+    async def told() -> None:
+        depot = Depot(Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")), folder=str(tmp_path / "here"))
+        await depot.open()
+        await story(depot)
+        await depot.aclose()
+
+    asyncio.run(told())
+
+
+def travelling(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of files that go over the wire, either way."""
+    found: list[int] = []
+    monkeypatch.setattr(Meter, "add", lambda _self, size: found.append(size))
+    return found
+
+
+def tree(top: Path) -> Path:
+    (top / "deep" / "empty").mkdir(parents=True)
+    (top / "deep" / "large.bin").write_bytes(os.urandom(3 << 20))
+    (top / "run.sh").write_text("#!/bin/sh\n")
+    (top / "run.sh").chmod(0o755)
+    (top / "link").symlink_to("run.sh")
+    return top
+
+
+def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_path: Path) -> None:
+    async def story(depot: Depot) -> None:
+        assert depot.neighbour.reads and depot.neighbour.shows
+        assert not list((tmp_path / "here").iterdir())
+        assert not glob.glob(f"{tmp_path}/there/**/word-*", recursive=True, include_hidden=True)
+
+    between(tmp_path, story)
+
+
+def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.hosts.neighbours._write", lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk"))
+
+    async def story(depot: Depot) -> None:
+        assert not depot.neighbour.reads and await depot.neighbour.same([str(tmp_path)]) == set()
+
+    between(tmp_path, story)
+
+
+def test_a_path_is_used_in_place_only_where_it_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("1")
+    other.write_text("2")
+
+    async def story(depot: Depot) -> None:
+        paths = [str(one), str(other), str(tmp_path / "absent"), str(tmp_path)]
+        assert await depot.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
+        monkeypatch.setattr("runner.hosts.neighbours.marks", lambda path: [1, 2, 3, 4] if path == str(one) else [])
+        assert await depot.neighbour.same(paths) == set(), "an inode, a size or a time differs"
+
+    between(tmp_path, story)
+
+
+def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, file = tree(tmp_path / "tree"), tmp_path / "model.bin"
+    file.write_bytes(os.urandom(2 << 20))
+    sources = {scan(path): str(path) for path in (folder, file)}
+    bytes_sent = travelling(monkeypatch)
+
+    async def story(depot: Depot) -> None:
+        await depot.send(sources)
+        assert await depot.have(list(sources)) == set(sources)
+        assert sum(bytes_sent) < 10_000, "only links and folders travel"
+        for content, source in sources.items():
+            at = depot.path(content)
+            taken = (await depot.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+            assert taken.content == content
+            target = tmp_path / f"home-{os.path.basename(source)}"
+            await depot.fetch(at, taken, str(target))
+            assert scan(target) == content
+        assert sum(bytes_sent) < 10_000
+
+    between(tmp_path, story)
+
+
+def test_what_a_disk_shows_wrongly_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network's file system may show older bytes for a while."""
+    file = tmp_path / "model.bin"
+    file.write_bytes(os.urandom(2 << 20))
+    content = scan(file)
+    stale = tmp_path / "stale"
+    stale.write_bytes(file.read_bytes()[:-1])
+
+    async def story(depot: Depot) -> None:
+        draw = depot.neighbour.draw
+        monkeypatch.setattr(type(depot.neighbour), "draw", lambda _self, sources: draw(dict.fromkeys(sources, str(stale))))
+        await depot.send({content: str(file)})
+        assert scan(Path(depot.path(content))) == content
+        at = depot.path(content)
+        monkeypatch.setattr(download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes()))
+        taken = (await depot.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+        await depot.fetch(at, taken, str(tmp_path / "home"))
+        assert scan(tmp_path / "home") == content
+
+    between(tmp_path, story)
