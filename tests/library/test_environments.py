@@ -22,8 +22,8 @@ WITHOUT = {
 }
 # Named differently where they are imported; what is installed here knows the rest.
 DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "axolotl": "axolotl", "unsloth_cli": "unsloth", "wandb": "wandb", "trackio": "trackio"}
-# Wished for by an input, and said clearly where it is missing.
-OPTIONAL = {"images": {"trackio"}, "axolotl": set(), "unsloth": set()}
+# Wished for by an input, and said clearly where it is missing; or an optimizer that no input of these recipes names (`descent` makes them for all).
+OPTIONAL = {"images": {"trackio"}, "text": {"prodigyopt"}, "ppo": {"bitsandbytes", "prodigyopt"}}
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+)(?: ; ([^\\]+))? \\")
 
 
