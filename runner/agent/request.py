@@ -76,17 +76,17 @@ class Request:
         self._out.append(bytes(data))
         self._size += len(data)
         if self._size >= SENT:
-            self._flush()
+            _put(self._frame())
 
     def end(self, kind: bytes, answer: object) -> None:
         """The question is answered."""
         while not self._whole:  # what was not wanted
             self._whole = not _next()
-        self._flush()
+        last = self._frame()
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         if self._untidy:
             self._tidy()
-        _put(frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
+        _put(last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
     def arriving(self, folder: str) -> None:
         """Have a folder of what is arriving, with the sign that its sender is alive."""
@@ -111,10 +111,12 @@ class Request:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _flush(self) -> None:
-        if self._out:
-            _put(frame(*(self._squeezer.payload(self._out) if self._squeezer else (b"d", *self._out))))
-        self._out, self._size = [], 0
+    def _frame(self) -> bytes:
+        """What is to go back, as a frame; empty where nothing is."""
+        out, self._out, self._size = self._out, [], 0
+        if not out:
+            return b""
+        return frame(*(self._squeezer.payload(out) if self._squeezer else (b"d", *out)))
 
 
 def _next() -> bytes:

@@ -31,13 +31,13 @@ class Parcel:
     """Name -> its bytes, and whether it can be executed."""
     links: dict[str, str] = field(default_factory=dict)
     """Name -> the content that it leads to, which must be there."""
-    paths: dict[str, str] = field(default_factory=dict)
-    """Name -> a path of ours that it leads to, which the host sees as we do."""
     folders: list[str] = field(default_factory=list)
     states: dict[str, str] = field(default_factory=dict)
     """Name -> a folder below the root, made if need be, that it leads to and that outlives the attempt."""
     beside: dict[str, bytes] = field(default_factory=dict)
     """Ending (`.sh`) -> a file next to the attempt directory, called as that is and so on."""
+    paths: dict[str, str] = field(default_factory=dict)
+    """Name -> a path of ours that it leads to, which the host sees as we do."""
 
 
 @dataclass(frozen=True, slots=True)

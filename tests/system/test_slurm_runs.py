@@ -320,7 +320,9 @@ def test_inputs_on_a_disk_of_the_cluster_are_read_where_they_lie(space: Space, c
 
 def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Space, cluster: Slurm) -> None:
     (space.root / "data.bin").write_bytes(bytes(2 << 20))
-    space.recipe(f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; cat data.bin > o', outputs: {{o: o}}}}}}")
+    space.recipe(
+        f"steps: {{s: {{deps: [data.bin], run: 'echo > {space.root}/began; read go < {space.root}/gate; cat data.bin > o', outputs: {{o: o}}}}}}"
+    )
     os.mkfifo(space.root / "gate")
     worker = space.start("run", "--driver", "slurm")
     until((space.root / "began").exists, seconds=30)

@@ -681,7 +681,7 @@ class Liar:
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         yield f"\n{argv[5]} here\n".encode() + frame(b"g/there")
         async for block in stdin:
-            if block != frame():
+            if not block.endswith(frame()):
                 continue
             for _ in range(self.repeat if self.stream else 0):
                 self.told += len(self.stream)
