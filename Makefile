@@ -68,6 +68,8 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python -m docs.words
 
 house: .venv/.ready
 	$(BIN)/python benchmarks/house.py

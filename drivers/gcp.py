@@ -193,7 +193,7 @@ class Gcp:
         return NoCapacity(f"{offer.id} cannot be had: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
-        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, whoever is there to ask."""
+        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, also when no program of ours runs."""
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
         host_key = cloud.public(self._installation.host_key(order.key))

@@ -78,7 +78,7 @@ class Stream:
 
 
 class Node:
-    """The actor of one bundle: begins programs for whoever holds its name."""
+    """The actor of one bundle: begins programs for the holder of its name."""
 
     def __init__(self, text: str, name: str, names: list[str], namespace: str, root: str, grace: float, idle: float) -> None:
         self._text, self._name, self._names, self._namespace = text, name, names, namespace

@@ -239,7 +239,7 @@ class Slurm:
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
 
     async def _folder(self, lease: Lease, node: str) -> str:
-        """Where an allocation lies on a node: several may share one."""
+        """Where an allocation is on a node: several may share one."""
         said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 

@@ -345,7 +345,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def __init__(self, room: _Room) -> None:
         self.pid = 0  # of the command, which leads its group; known when its own output begins
-        self.failure: BaseException | None = None  # of whoever gave us its input
+        self.failure: BaseException | None = None  # of the producer of its input
         self.whole = False  # we have all that it printed
         self.code: int | None = None
         self.signal = ""
@@ -437,7 +437,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await self._feeding
 
     def unwanted(self, opening: asyncio.Task[Any]) -> None:
-        """Whoever opened it went away before it was there."""
+        """Its caller went away before it was there."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from docs import words
 from tests.tools import chromium
 
 HOME = Path(__file__).parents[1]
@@ -99,6 +100,11 @@ def test_a_page_that_a_message_names_is_there() -> None:
     ]
     named = {name for path in sources for name in re.findall(r"\bdocs/([\w-]+\.md)\b", path.read_text("utf-8"))}
     assert len(named) > 10 and sorted(name for name in named if not (HOME / "docs" / name).is_file()) == []
+
+
+def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
+    assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [(2, "lies", "is"), (2, "lies", "is")]
+    assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned.")] == ["goes on from", "Whoever", "reckoned"]
 
 
 @pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())

@@ -158,7 +158,7 @@ class Logs:
         pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
 
     def logs(self, call: Call) -> Reply:
-        """A stream of events that ends; a reader goes on from the last id that it has seen."""
+        """A stream of events that ends; a reader resumes from the last id that it has seen."""
         if (pod := self._world.named(call)) is None:
             return self._world.missing(call)
         source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")

@@ -180,7 +180,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         trainer.optimizer.step = step
 
     def turn(self, phase: str) -> None:
-        """What the step does from now on, but for what lies within it and tells its own time."""
+        """What the step does from now on, but for what is within it and tells its own time."""
         self._phase.close()
         self._phase.enter_context(self._telemetry.phase(phase))
 

@@ -81,7 +81,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options as given, with `precision` decided.  Ends with a message where the checkpoint to go on from is none."""
+    """The options as given, with `precision` decided.  Ends with a message where the checkpoint to resume from is none."""
     options = made.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")

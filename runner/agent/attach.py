@@ -80,7 +80,7 @@ def _all(fd: int, data: bytes) -> None:
 
 
 def _widen(fd: int) -> None:
-    """A pipe holds 64 KiB, and whoever fills it and whoever empties it wake each other for each."""
+    """A pipe holds 64 KiB, and its writer and its reader wake each other for each."""
     try:
         import fcntl
 

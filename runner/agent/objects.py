@@ -36,7 +36,7 @@ class Gone(Exception):
 
 
 def place(name: str) -> str:
-    """Where an object lies, from the root."""
+    """Where an object is, from the root."""
     return f"objects/{name[:2]}/{name}"
 
 
@@ -165,7 +165,7 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
 def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str, loose: Sequence[str]) -> dict[str, object]:
     """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether what arrived got its name.
 
-    `manifest`: the file in it that is the tree's manifest; it lies beside the tree.  With the last of it comes what gets its name: the tree, by its
+    `manifest`: the file in it that is the tree's manifest; it is beside the tree.  With the last of it comes what gets its name: the tree, by its
     `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"

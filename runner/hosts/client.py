@@ -42,7 +42,7 @@ class Line(Protocol):
     """A way to one agent.  Tells what comes to `hear`, and its end to `lost`, with the reason."""
 
     patience: float
-    """Seconds in which an agent must be reached before whoever waits is told that none is."""
+    """Seconds in which an agent must be reached before waiting callers get Unreachable."""
     pauses: Sequence[float]
     """Seconds between tries; the last one again and again."""
     deadman: float | None
@@ -65,7 +65,7 @@ class Line(Protocol):
         ...
 
     async def place(self, log: str | None, name: str) -> str:
-        """Where the log of a job lies: absolute."""
+        """Where the log of a job is: absolute."""
         ...
 
     async def read(self, log: str, offset: int) -> bytes:
@@ -127,7 +127,7 @@ class Client:
             try:
                 self._ask(name)
             except DriverError:
-                del self._starts[name]  # whoever asked hears of it: it may not begin later
+                del self._starts[name]  # its caller hears of it: it may not begin later
                 raise
         return job
 

@@ -16,7 +16,7 @@ from ..storage.disk import delete, overwrite
 
 
 class Spare(NamedTuple):
-    """A directory, its folders (relative, each after the one it lies in) and its files: plain, writable, ours alone."""
+    """A directory, its folders (relative, each after the one it is in) and its files: plain, writable, ours alone."""
 
     path: str
     folders: tuple[str, ...]

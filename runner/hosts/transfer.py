@@ -85,7 +85,7 @@ class Depot:
     # -- contents
 
     def path(self, content: str) -> str:
-        """Where an object lies there, if it does."""
+        """Where an object is there, if it does."""
         return f"{self.root}/{place_of(content)}"
 
     async def have(self, contents: Collection[str]) -> set[str]:
@@ -209,13 +209,13 @@ class Depot:
 
 
 def _content(path: str) -> str:
-    """The content id of an object that lies at `path`."""
+    """The content id of an object that is at `path`."""
     name = path.rpartition("/")[2]
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
 class _Seen(NamedTuple):
-    """What a host says lies at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
+    """What a host says is at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
 
     kind: str
     entries: tuple[Entry, ...]

@@ -1,6 +1,6 @@
 """Sends contents to one host: what is not there yet, and again what did not arrive.  Knows manifests and chunks, not who needs them.
 
-What travels is compared with what lies there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
+What travels is compared with what is there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
 connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
 of its content.
 """
@@ -236,7 +236,7 @@ def _standing(answer: Any) -> _Standing:
 
 
 def _dead(sender: str) -> bool:
-    """Whether whoever sent under this name is certainly not sending any more."""
+    """Whether the earlier sender of this name has certainly stopped."""
     theirs, _, _ = sender.rpartition("-")
     mine = process()
     if theirs == mine:

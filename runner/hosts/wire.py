@@ -78,7 +78,7 @@ class Progress:
 
 
 class Wire:
-    """Questions to the agent of one host about what lies below `root` there; a relative one begins at the login's home."""
+    """Questions to the agent of one host about what is below `root` there; a relative one begins at the login's home."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what lies beside it, opens nothing."""
+"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what is beside it, opens nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Draft:
 def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str, kind: Callable[[str], str]) -> Draft:
     """A recipe called `name` whose one step runs the script at `path`, relative to the root, as all paths here.  `code` are the files that it needs.
 
-    `kind` says what lies at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
+    `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
     """
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
@@ -47,7 +47,7 @@ def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str,
                 made.needed.append(names[option.name])
             if _continues(option, script):
                 made.look.append(
-                    f"more {names[option.name]} go on from the last checkpoint: take `continues` away if the learning rate depends on it"
+                    f"more {names[option.name]} resume from the last checkpoint: take `continues` away if the learning rate depends on it"
                 )
             if (few := _fewer(option, default)) is not None:
                 smoke.append(f"    {names[option.name]}: {few}")

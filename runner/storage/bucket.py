@@ -70,7 +70,7 @@ class Bucket(Protocol):
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is not there; False when there is one, whoever was first."""
+        """Write an object that is not there; False when there is one already."""
         ...
 
     def write(self, name: str, data: bytes) -> None:

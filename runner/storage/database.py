@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     tags: Mapping[str, str]  # files beside it -> what they say
     mode: int  # of the file
     variable: str  # names another folder or file
-    migrates: str  # the command that migrates an older one; empty: it is small, and whoever only reads migrates a copy in memory
+    migrates: str  # the command that migrates an older one; empty: it is small, and a reader migrates a copy in memory
     without: str  # what it means to move a damaged one away
 
 

@@ -42,7 +42,7 @@ def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int)
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
-    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run goes on from those.
+    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run resumes from those.
     # One that waits for another worker does.
     live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())]
     kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}

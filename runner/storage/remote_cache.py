@@ -131,7 +131,7 @@ class RemoteCache:
             self._there |= {content: content in there for content in unknown}
 
     def outline(self, content: Content) -> None:
-        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: whoever reads it will say so."""
+        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: its reader will say so."""
         if not self._ws.objects.manifests.known(content) and self.holds(content):
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
@@ -218,7 +218,7 @@ class RemoteCache:
             self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
 
     def indulge(self) -> None:
-        """A run has begun: from now on trouble with the store is a notice, whoever asked for it."""
+        """Once a run has started, errors of the store are notices, even if the user named the store."""
         self._asked_for = False
 
     def told(self) -> list[str]:

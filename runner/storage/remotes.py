@@ -210,8 +210,8 @@ class Remote:
     def collect(self, *, keep_days: float) -> Garbage:
         """Delete traces older than `keep_days`, and objects that no trace has needed for a day.
 
-        An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  Whoever
-        puts an output that is there already writes it anew when it is older than half of that: so what a writer relies on is too young to be taken.
+        An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  A writer
+        writes an output that is there already anew when it is older than half of that: so what a writer relies on is too young to be taken.
         """
         self.check()
         return self._collector.collect(keep_days, dry=False)

@@ -171,7 +171,7 @@ class S3:
     def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
         """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
 
-        Two who write the same at once may share an upload: whoever is late finds it ended and the object there, or begins anew.
+        Two who write the same at once may share an upload: the later one finds it ended and the object there, or begins anew.
         """
         before = self.head(name)
         for last in (False, True):

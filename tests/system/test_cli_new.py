@@ -46,7 +46,7 @@ def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_doe
     space.file = "hello.yaml"
     space.run({"max_steps": 30}, preset="smoke")
     assert space.run({"max_steps": 50}, preset="smoke") == ["train", "export"]
-    assert any("goes on from step-30.json" in str(event.data.get("note")) for event in space.events)
+    assert any("resumes from step-30.json" in str(event.data.get("note")) for event in space.events)
 
     unbroken = Space(tmp_path / "unbroken")
     unbroken.command("new", "hello")

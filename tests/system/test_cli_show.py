@@ -155,9 +155,9 @@ def test_a_store_that_cannot_be_read_hides_no_recipe(space: Space) -> None:
     assert space.command("show", "./recipe.yaml")[0] == 0
 
 
-def test_what_a_preset_takes_is_reckoned_for_each_gpu_that_it_means(space: Space) -> None:
+def test_what_a_preset_takes_is_estimated_for_each_gpu_that_it_means(space: Space) -> None:
     space.write("recipe.toml", '[prices]\nrtx4090 = "0.40 USD"\n')
-    told = json.loads(space.command("show", "flux-lora@1", "--json")[1])["reckoned"]
+    told = json.loads(space.command("show", "flux-lora@1", "--json")[1])["estimated"]
     assert "smoke" not in told and {"24gb", "80gb"} <= set(told)
     assert {line.partition(" ")[0] for line in told["24gb"]} == {"l4", "rtx3090", "rtx4090"}
     priced = next(line for line in told["24gb"] if line.startswith("rtx4090"))

@@ -62,7 +62,7 @@ def there(space: Space, host: int = 1) -> Path:
 
 
 def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hung the run: whoever waited for the attempt's end was gone."""
+    """It hung the run: the waiter for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
     whole = Follower.end
 
@@ -113,7 +113,7 @@ def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noq
     assert not [path for path in (sshd.home / ".recipe-host" / "leases").iterdir() if path.name.startswith("slot")]
 
 
-def test_what_lies_there_is_not_sent_again(space: Space) -> None:
+def test_what_is_there_is_not_sent_again(space: Space) -> None:
     chain(space)
     space.run(settings=LOOPBACK)
     objects = {path: path.stat().st_ino for path in (there(space) / "objects").rglob("*") if path.is_file()}

@@ -547,7 +547,7 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path, slots: int) -> None:
+def test_one_key_is_one_place_for_every_caller(server: Sshd, tmp_path: Path, slots: int) -> None:
     settings = server.settings(root=str(tmp_path / "root"), slots=slots)
 
     async def meet() -> None:

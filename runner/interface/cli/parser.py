@@ -47,7 +47,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "report": ("report", "how a run went, where the time of its trainings went, and what to change"),
     "diff": ("history", "what differs between two runs: inputs, data, code, environment, metrics, time"),
     "checkpoints": ("kept", "the checkpoints of a step: list them, copy one out, resume from one"),
-    "path": ("kept", "where an output of a step lies"),
+    "path": ("kept", "where an output of a step is"),
     "adopt": ("upkeep", "take the files that are there for what a step makes"),
     "clean": ("upkeep", "remove published results"),
     "gc": ("upkeep", "remove what is stored and no longer needed"),
