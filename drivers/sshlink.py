@@ -220,14 +220,14 @@ class Link:
                     keepalive_count_max=4,
                 )
         except TimeoutError as error:
-            raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
+            raise Unreachable(f"{route} timed out after {route.patience:g} s while logging in") from error
         except asyncssh.PermissionDenied as error:
             raise NotLetIn(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
             if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
                 raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
             if "matching" in str(error):
-                raise Denied(f"{route} and we have no way to encrypt in common: {error}") from error
+                raise Denied(f"{route} has no cipher or key exchange in common with us: {error}") from error
             raise Unreachable(f"{route}: the key exchange broke ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
             raise _foreign(error, route) from error
@@ -276,7 +276,7 @@ class Link:
                     raise _Full from error
                 refused += 1
                 if refused > REFUSALS:
-                    raise Denied(f"{self.route} lets nobody run commands: {error}") from error
+                    raise Denied(f"{self.route} refuses to run commands: {error}") from error
                 await asyncio.sleep(0.02 * refused)
             except (asyncssh.Error, OSError, ValueError) as error:
                 session.give_room()

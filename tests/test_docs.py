@@ -91,6 +91,12 @@ def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> 
         assert anchor in anchors(PAGES[HOME / "docs" / f"{page}.md"]), name
 
 
+def test_the_first_line_of_a_page_says_for_whom_it_is() -> None:
+    others = {"benchmarks.md", "images.md", "multi-node.md", "sft.md"}
+    pages = {path.name: text.split("\n")[2] for path, text in PAGES.items() if path.parent == HOME / "docs"}
+    assert {name for name, line in pages.items() if not line.startswith("For ")} == others
+
+
 def test_a_page_that_a_message_names_is_there() -> None:
     sources = [
         path

@@ -106,7 +106,7 @@ class KeptLeases(Leases):
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
                 words = f"the machine of the stack is in use by run {row.run}"
-                raise Busy(words, fix=f"`recipe resume {row.run}` goes on with it, `recipe reap {row.key}` stops the machine")
+                raise Busy(words, fix=f"`recipe resume {row.run}` continues it, `recipe reap {row.key}` stops the machine")
 
     async def _running(self) -> LeaseRow | None:
         """The use of a machine that runs for no run, if there is one; what is left of others is ended.  Raises Busy, DriverError."""

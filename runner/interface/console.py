@@ -547,7 +547,7 @@ class _Story:
         if failure.log:
             told.append((f"  log: {shown(failure.log)}", "dim"))
         if failure.left:
-            told.append((f"  what it left: {shown(failure.left)}", "dim"))
+            told.append((f"  kept for debugging: {shown(failure.left)}", "dim"))
         if failure.hint:
             told.append((f"  fix: {named(failure.hint)}", "good"))
         return told

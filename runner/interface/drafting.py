@@ -46,18 +46,16 @@ def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str,
             if default is None and (option.required or (option.role == "input" and option.default)):
                 made.needed.append(names[option.name])
             if _continues(option, script):
-                made.look.append(
-                    f"more {names[option.name]} resume from the last checkpoint: take `continues` away if the learning rate depends on it"
-                )
+                made.look.append(f"more {names[option.name]} resume from the last checkpoint: remove `continues` if the learning rate depends on it")
             if (few := _fewer(option, default)) is not None:
                 smoke.append(f"    {names[option.name]}: {few}")
                 made.smaller.append(f"{names[option.name]}={few}")
     state = [option for option in script.options if option.role == "state"]
     resume = [option for option in script.options if option.role == "resume" and _latest(script)]
     if any(option.role == "resume" for option in script.options) and not resume:
-        made.look.append("it can resume, and no folder of checkpoints with names such as step-10.pt was seen: see State in docs/recipes.md")
+        made.look.append("it can resume, but no folder of checkpoints with names such as step-10.pt was found: see docs/state.md")
     elif not state:
-        made.look.append("no checkpoints were seen: a run that is killed begins anew; see State in docs/recipes.md")
+        made.look.append("no checkpointing found: an interrupted run starts over; see docs/state.md")
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     if not outputs:
         made.look.append("nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}")

@@ -68,7 +68,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
         found = taking({})
     if found.found is None:
         fix = "give another base, or fetch its config.json: a local folder will do" if "config.json" in found.unknown else "write the recipe by hand"
-        raise CannotRun(f"nobody can say what fits: {found.unknown}", fix=fix)
+        raise CannotRun(f"what fits is unknown: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         for more in training_from_inputs.larger(values):
             if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":

@@ -66,7 +66,7 @@ class NewRun(Asked):
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
-    webhooks: list[Hook] = Field(default=[], max_length=8, description="Who is told how it goes, beside the receivers of the server's settings.")
+    webhooks: list[Hook] = Field(default=[], max_length=8, description="Receivers of its reports, beside the receivers of the server's settings.")
     limits: Limits = Limits()
 
 

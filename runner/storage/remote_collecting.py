@@ -81,7 +81,7 @@ class Collector:
             if found is None:
                 if self._session.bucket.head(layout.trace_name(key)) is not None:
                     raise Corrupt(
-                        f"{self._session.url}/{layout.trace_name(key)} cannot be read, so that nobody can say what it needs",
+                        f"{self._session.url}/{layout.trace_name(key)} cannot be read, so what it needs is unknown",
                         fix="delete that object, and collect again",
                     )
                 continue
@@ -95,7 +95,7 @@ class Collector:
                 names |= {f"objects/{blob[:2]}/{blob}" for blob in parts.blobs}
             elif told is not None:
                 raise Corrupt(
-                    f"{self._session.url}/{name[:-4]}parts cannot be read, so that nobody can say what it needs",
+                    f"{self._session.url}/{name[:-4]}parts cannot be read, so what it needs is unknown",
                     fix="delete that object, and collect again",
                 )
         return names

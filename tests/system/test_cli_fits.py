@@ -239,7 +239,7 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, re
         (("--from", "sft@1", "--gpu", "t4", "base=./qwen", "max_lenght=8"), 'did you mean "max_length"?'),
         (("--from", "sft@1", "--gpu", "t4", "base=./qwen", "--preset", "nope"), "nope"),
         (("--from", "sft@1", "--gpu", "t4", "base"), '"base" is not INPUT=VALUE'),
-        (("--from", "sft@1", "--gpu", "t4", "base=./nowhere"), "nobody can say what fits: the config.json of ./nowhere is not here yet"),
+        (("--from", "sft@1", "--gpu", "t4", "base=./nowhere"), "what fits is unknown: the config.json of ./nowhere is not here yet"),
         (("--from", "./mine.yaml", "--gpu", "t4"), "./mine.yaml"),
         (("max_length=8",), "with --from only"),
     ],

@@ -278,7 +278,7 @@ def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_told(spac
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 1 and words in said, said
         assert "s: 1 of 3 files that it left on loopback host-1 are too large or too many to bring here" in said
-        left = Path(said.partition("what it left: ")[2].partition("\n")[0])
+        left = Path(said.partition("kept for debugging: ")[2].partition("\n")[0])
         assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
         assert not (left / "large.bin").exists()
         assert os.listdir(there(space) / "attempts") == []

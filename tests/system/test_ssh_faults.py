@@ -461,7 +461,7 @@ def test_a_server_that_opens_no_sessions_is_denied(tmp_path: Path) -> None:
 
         async def meet() -> None:
             async with linked(route(machine)) as link:
-                with pytest.raises(Denied, match="lets nobody run commands"):
+                with pytest.raises(Denied, match="refuses to run commands"):
                     await said(link, "true")
 
         run(meet())

@@ -204,7 +204,7 @@ def _read(source: Path, home: Path) -> Script:
 
 
 def _after_draft(shown: str, made: Draft) -> list[str]:
-    lines = [f"look: {note}" for note in made.look]
+    lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
     words += ["--preset smoke"] if made.smaller else []
     return [*lines, f"now: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]

@@ -1,4 +1,4 @@
-"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of those that nobody uses any more."""
+"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of unused ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
     parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[], help="go on though this rule of `recipe check` fires; `all`: ask none"
+        "--allow", metavar="RULE", action="append", default=[], help="run although this rule of `recipe check` fires; `all`: check no rule"
     )
     parser.add_argument(
         "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
         parser.add_argument("--keep-alive", action="store_true", help="leave the machine of --stack running after the run, until its `auto_stop`")
         parser.add_argument(
-            "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
+            "--unattended", action="store_true", help="in a pipe, rent even where nothing ends a machine if this program dies: see `recipe offers`"
         )
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         if verb == "run":
@@ -174,7 +174,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
 
     driver = offering.renting(ws, args.driver, args.hosts)
     if driver is not None and driver.traits.ends == "nobody" and not args.unattended and not sys.stdin.isatty():
-        words = f"{args.driver}: {offering.ENDS['nobody']}, and nobody is at the keyboard"
+        words = f"{args.driver}: {offering.ENDS['nobody']}, and stdin is no terminal"
         raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
     if driver is None or args.yes:
         return True
