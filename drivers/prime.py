@@ -29,7 +29,7 @@ ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
 RISE: Final = 1.05  # a price that is higher by more than this is another offer
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
 FIRST_USE: Final = (
-    "Prime's pods prove to nobody who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
+    "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
     "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
 )
 

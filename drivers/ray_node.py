@@ -136,7 +136,7 @@ class Node:
         """What was printed since, and how the program ended."""
         stream = self._streams.get(id)
         if stream is None:
-            return b"", (-signal.SIGKILL, b"nobody asked for its output")
+            return b"", (-signal.SIGKILL, b"no client asked for its output")
         return await stream.read()
 
     async def end(self, id: str) -> None:

@@ -276,7 +276,7 @@ def _of_images(
         return StepEstimate(step, measured, "", shown, usable, seconds, basis)
     row = hardware.fitting(figures().diffusion, seen)
     if row is None:
-        return StepEstimate(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
+        return StepEstimate(step, None, f"there is no published measurement of {seen}", shown, usable, seconds, basis)
     terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
     terms["blocks in main memory"] = -hardware.left_away(seen)
     size = sum(terms.values())
@@ -298,7 +298,7 @@ def _measured(recipe: str, past: Sequence[_Past], seen: training_from_inputs.Pic
 
 
 def _guess(what: str, gpu: Gpu) -> str:
-    doubt = f"; nobody has checked the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
+    doubt = f"; unchecked: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
     return f"a guess from {what}{doubt}"
 
 

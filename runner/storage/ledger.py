@@ -50,7 +50,7 @@ LEDGER: Final = Kind(
     0o600,
     "RECIPE_LEDGER",
     "",
-    "then look at your provider's console, and end there what nobody knows any more",
+    "then look at your provider's console, and end machines there that nothing uses",
 )
 
 

@@ -130,7 +130,7 @@ def test_a_diffusion_training_that_was_measured_here_is_known_from_that(space: S
     found = memory(recipe)
     assert found["measured"] == "measured 19.0 GB on NVIDIA GeForce RTX 4090 in 1 run" and found["verdict"] == "FITS" and not found["source"]
     assert found["seconds"][0] < 3200 < found["seconds"][1] and found["seconds_from"] == "by 2 runs on NVIDIA GeForce RTX 4090"
-    assert "nobody has published" in memory(recipe, "resolution=2048")["unknown"]
+    assert "there is no published measurement of" in memory(recipe, "resolution=2048")["unknown"]
 
 
 def test_where_only_a_size_is_asked_for_each_gpu_that_has_a_price_and_is_large_enough_is_told(trains: Space, recipe: Recipe) -> None:

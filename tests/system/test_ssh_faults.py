@@ -313,7 +313,7 @@ def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_job
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None
-        assert (exit.reason, exit.detail) == ("stopped", "nobody asked after it for 1 seconds")
+        assert (exit.reason, exit.detail) == ("stopped", "no client asked for it for 1 seconds")
 
     run(meet())
 
