@@ -16,11 +16,15 @@ REPLACED = {
     r"whoever": "name the one: the caller, the reader, the next writer",
     r"lies": "is",
     r"(?:go|goes|going|went|gone) on from": "resume from",
+    r"nobody(?![\"@/])": "no client, no step, unused, unknown, unreferenced",  # but a login of that name
 }
 """What is said no more, as regular expressions of whole words, and what is said instead."""
 
-EXCEPT = ("CHANGELOG.md", "docs/words.py", "tests/test_docs.py", "fixtures/datasets/", "fixtures/tiny-")
+EXCEPT = ("CHANGELOG.md", "docs/words.py", "tests/test_docs.py", "fixtures/datasets/", "fixtures/tiny-", "fixtures/shell-contexts.txt")
 """Files, and beginnings of paths, that may have them: the table of old words, this list, and texts that are not ours."""
+
+TESTS_MAY = ("nobody",)
+"""Words that tests may have still."""
 
 _WORDS = re.compile(r"(?<![A-Za-z])(?:" + "|".join(f"({words})" for words in REPLACED) + r")(?![A-Za-z])", re.IGNORECASE)
 
@@ -36,6 +40,8 @@ def main(names: list[str]) -> int:
     wrong = 0
     for name in names or [name for name in tracked if not name.startswith(EXCEPT) and Path(name).is_file()]:
         for line, word, better in found(Path(name).read_bytes().decode("utf-8", "ignore")):
+            if name.startswith(("tests/", "docs/reliability.md")) and word.lower() in TESTS_MAY:  # that page has the names of tests
+                continue
             print(f"{name}:{line}: {word} -> {better}")
             wrong += 1
     return wrong > 0

@@ -65,8 +65,8 @@ class Traits(NamedTuple):
     shared_disk: bool = False  # the host sees our files at their own paths
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
-    ends: Literal["provider", "machine", "stops", "nobody"] = (
-        "nobody"  # who stops the billing at `Order.until` when we are dead; `stops`: but a disk's
+    ends: Literal["provider", "machine", "stops", "nothing"] = (
+        "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
     )
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
@@ -373,7 +373,7 @@ class Exporting(Driver, Protocol):
     """A driver that can say what it would rent as a program for another tool."""
 
     def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
-        """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks nobody.
+        """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
 
         Raises Rejected where the settings do not say enough for one machine.
         """

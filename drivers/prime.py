@@ -1,7 +1,7 @@
 """Prime Intellect: pods of many providers, through one account, and what its replies mean for a lease.
 
 A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
-first is believed from then on, and nobody ends a pod when we are dead.
+first is believed from then on, and nothing ends a pod when we are dead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Prime:
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=60),
-        ends="nobody",
+        ends="nothing",
         poll=timedelta(seconds=10),
         comes_up=timedelta(minutes=30),
         images=True,

@@ -158,7 +158,7 @@ class Node:
         return self._watch.stdout.at_eof()
 
     async def quiet(self) -> float:
-        """Seconds for which nothing has run here and nobody has been connected."""
+        """Seconds for which nothing has run here and no client has been connected."""
         return time.monotonic() - self._quiet_since
 
     async def _mind(self) -> None:

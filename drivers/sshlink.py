@@ -37,7 +37,7 @@ WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
 REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
 ENDED = ("HUP", "INT", "KILL", "TERM")  # signals of who ends a program from outside: it did nothing wrong
-KILLING = 3.0  # seconds in which a command that nobody wants must be gone
+KILLING = 3.0  # seconds in which an abandoned command must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
 # After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
@@ -235,7 +235,7 @@ class Link:
     # --- channels
 
     async def _kill(self, pid: int) -> None:
-        """End the group of a command that nobody wants any more.  OpenSSH passes on no signals in sessions of root, so we go there.
+        """End the group of an abandoned command.  OpenSSH passes on no signals in sessions of root, so we go there.
 
         Needs no room: those who wait here may be all who hold any.
         """
@@ -294,7 +294,7 @@ class _Room:
 
     def __init__(self) -> None:
         self.limit, self.taken = float(CHANNELS), 0
-        self.left = False  # nobody wants the connection any more
+        self.left = False  # the connection is not needed any more
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
@@ -429,7 +429,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self._feeding = asyncio.ensure_future(self._feed(stdin))
 
     async def leave(self) -> None:
-        """Nobody reads it any more: it is killed if it still runs."""
+        """Its reader has gone: it is killed if it still runs."""
         self._abandon()
         if self._feeding is not None:
             self._feeding.cancel()

@@ -18,7 +18,7 @@ MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
 """US dollars a GB and month of a pod that runs; of a stopped one its volume costs twice that."""
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  Nobody logs in there."""
+"""Who rented what is in the account from the start.  No one logs in there."""
 SSH: Final = 6.0
 """Seconds from RUNNING until the public port of SSH is known."""
 KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")

@@ -72,7 +72,7 @@ def main() -> None:
         missing_eos_penalty=options.missing_eos_penalty or None, local_rollout_forward_batch_size=options.micro_batch,
     )  # fmt: skip
     config.save_strategy = "no"
-    # TRL's settings have a field of that name, which nobody has filled in yet.
+    # TRL's settings have a field of that name, which is not filled in yet.
     world = int(os.environ.get("WORLD_SIZE", "1"))
     policy = trl_common.load(options)
     tokenizer = _tokenizer(options, policy)

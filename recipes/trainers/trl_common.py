@@ -114,7 +114,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
     unfinished = _unfinished(options.checkpoints)
     shutil.rmtree(unfinished, ignore_errors=True)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Two thirds of a step's time, to find programs that read what nobody wrote.
+    # Two thirds of a step's time, to find programs that read what was not written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     made = kind(
         output_dir=str(unfinished),

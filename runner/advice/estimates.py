@@ -446,7 +446,7 @@ def _told(sizes: Sequence[float], kind: str) -> str:
 
 
 def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
-    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where nobody knows."""
+    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where it is unknown."""
     resolution = inputs.get("resolution")
     if isinstance(resolution, int):
         return float(resolution) ** 2

@@ -50,7 +50,7 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     names = rule_files.load(rule_files.beside(found)).names
     file = next((origin for origin in finding.origins.values() if origin.kind == "file"), None)
     for name, value in finding.fix.get("settings", {}).items():
-        # What nobody says yet is said as tools call it, where the rest is said.
+        # What is not set yet is said as tools call it, where the rest is said.
         called = next(iter(names.get(name, ())), name)
         origin = finding.origins.get(name) or (replace(file, name=called) if file else Origin("argument", f"--{called}"))
         if origin.kind == "input" and "/" in finding.step:

@@ -181,7 +181,7 @@ def read(config: Mapping[str, Any]) -> Model:
             total_linear += sparse * feed(shared)[0]
             total_adapted += sparse * feed(shared)[1]
             total_small += sparse * hidden if family == "qwen2_moe" else 0
-        total_small += sparse * hidden * experts  # the router, which nobody quantises
+        total_small += sparse * hidden * experts  # the router, which is never quantised
         through = max(chosen * each + shared, wide if sparse < layers else 0)
     total_linear += (layers - sparse) * dense
     total_adapted += (layers - sparse) * dense_adapted

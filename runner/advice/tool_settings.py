@@ -19,7 +19,7 @@ from ..planning.step import StepSpec
 
 
 class Unknown(Exception):
-    """A fact that nobody could tell.  The message says what it would take."""
+    """The fact is unknown; the message says how to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 
 class Settings(Mapping[str, object]):
-    """Settings by any of their names.  One that nobody sets is null; one that is known too late raises Unknown."""
+    """Settings by any of their names.  One that is not set is null; one that is known too late raises Unknown."""
 
     def __init__(self, told: Iterable[Told], names: Mapping[str, Sequence[str]]) -> None:
         self._found: dict[str, Told] = {}

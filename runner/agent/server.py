@@ -77,7 +77,7 @@ class Agent:
         self._clients.welcome(first)
 
     def serve(self) -> None:
-        """Until there is nothing left to do and nobody to do it for."""
+        """Until there is nothing left to do and no client to do it for."""
         while True:
             self._loop.turn(self._patience())
             if self._loop.stirred:

@@ -200,7 +200,7 @@ class Attempts:
         for place in [site, *others]:
             if (place, wanted) not in self._pythons:
                 self._pythons[place, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, place, wanted))
-                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
+                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may not be awaited
         return await self._pythons[site, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
@@ -224,7 +224,7 @@ class Attempts:
         return await python_of(self.hooks_of(site), wanted, lambda words: self.commits.say(f"{what}: {words}"))
 
     async def end_installs(self) -> None:
-        """Nobody waits any more for what hosts still install."""
+        """Stop waiting for what hosts still install."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
             for hooks in self.hooks:

@@ -25,7 +25,7 @@ LOOK: Final = 0.2
 
 
 def rent(work: Work) -> None:
-    """Ask for what QUEUED steps need, beside the loop, and give back what nobody needs."""
+    """Ask for what QUEUED steps need, beside the loop, and give back what is not needed."""
     pool = work.host_pool
     if pool.moves:
         note(work)

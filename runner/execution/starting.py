@@ -394,7 +394,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
 
 
 async def _pick(work: Work, id: str, site: Site, count: int) -> tuple[Device, ...]:
-    """GPUs of a place that nobody holds; none when the step has to wait for them, which is said once.  Raises DriverError."""
+    """Free GPUs of a place; none when the step has to wait for them, which is said once.  Raises DriverError."""
     found = await site.capacity.pick(count)
     if not found.devices:
         work.resting[id] = time.monotonic() + found.again

@@ -1,4 +1,4 @@
-"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there asks nobody."""
+"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there sends no request."""
 
 from __future__ import annotations
 

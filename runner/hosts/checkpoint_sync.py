@@ -209,7 +209,7 @@ class CheckpointSync:
         return found
 
     async def _bring(self, state: SyncedState, doing: _Doing, *, over: bool, newer: bool = False) -> None:
-        """One round.  `over`: nobody writes there any more.  `newer`: only what is newer than all that is whole here."""
+        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
         look = await self._away.look(state.there)

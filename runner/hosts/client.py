@@ -229,7 +229,7 @@ class Client:
             self._line.write(frame)
 
     def _connect(self) -> None:
-        """Reach the agent.  One that is just leaving still holds the lock and answers nobody: try again."""
+        """Reach the agent.  One that is just leaving still holds the lock and does not answer: try again."""
         self._retry = None
         try:
             self._connected = self._line.open(self._hear, self._lost)
@@ -251,7 +251,7 @@ class Client:
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
     def _again(self, error: DriverError | None) -> None:
-        """Try again in a while, or tell those who wait that nobody answers."""
+        """Try again in a while, or tell waiting callers that there is no answer."""
         assert self._loop is not None
         now = self._loop.time()
         if self._failing_since is None:
@@ -376,7 +376,7 @@ class Socket:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._root = host.root
-        self._awake: socket.socket | None = None  # to an agent that nobody has asked for anything yet
+        self._awake: socket.socket | None = None  # to an agent that was not asked for anything yet
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent = bytearray()

@@ -84,7 +84,7 @@ class RemoteFolder(Folder):
         self._depot, self._contact, self._busy = depot, contact, busy
         self.contents: set[str] = set()
         """What is there for certain."""
-        self._spent: list[str] = []  # paths there that nobody needs any more
+        self._spent: list[str] = []  # paths there that are not needed any more
         self._clearing = asyncio.Lock()
 
     @property

@@ -68,7 +68,7 @@ class Scrap:
         return _renamed(self._files, path)
 
     def give_script(self, path: str) -> None:
-        """A script that nobody runs any more.  It keeps its name until it gets another one."""
+        """A script that is not run any more.  It keeps its name until it gets another one."""
         self._scripts.append(path)
 
     def give_log(self, path: str) -> None:

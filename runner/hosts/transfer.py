@@ -197,7 +197,7 @@ class Depot:
             raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
 
     async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
-        """Delete objects that nobody asked for since then, unless an attempt there leads to them or `keep` has them, and states nobody wrote to.
+        """Delete objects not used since then, unless an attempt there leads to them or `keep` has them, and states that were not written to.
 
         Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
         """

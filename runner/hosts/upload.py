@@ -49,7 +49,7 @@ class Sender:
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
         async with contextlib.AsyncExitStack() as turns:
-            for content in sorted(sources):  # in one order, so that nobody waits for somebody who waits for him
+            for content in sorted(sources):  # in one order, so that there is no deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
             _sending.add(self._wire.sender)
             turns.callback(_sending.discard, self._wire.sender)

@@ -26,7 +26,7 @@ class Workdir:
         self._scrap: Scrap | None = None
         self._spare: list[str] = []  # files of an earlier attempt, to be written over
         self._aside = 0  # spare files that had a name which was wanted
-        self._idle: dict[str, None] = {}  # folders of an earlier attempt that nobody has asked for yet
+        self._idle: dict[str, None] = {}  # folders of an earlier attempt that were not asked for yet
 
     @property
     def begun(self) -> bool:

@@ -319,7 +319,7 @@ def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
 
 
 def _kind(spec: Input) -> str:
-    """Its type, what it is when nobody gives it, what bounds it, and what it means to change it."""
+    """Its type, its default, what bounds it, and what it means to change it."""
     head = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")

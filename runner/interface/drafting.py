@@ -188,7 +188,7 @@ def _command(path: str, script: Script, names: dict[str, str], resume: list[Opti
             yield "      args:"
             yield from (f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}" for option in options)
         return
-    yield "    # A list in the list goes as a whole where something in it is null."
+    yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
     yield f"      - [{', '.join(['python', _yaml(path), *script.words])}]"
     # Positional arguments first: an option that takes several would swallow them.

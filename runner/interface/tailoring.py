@@ -35,7 +35,7 @@ class Tailored:
 def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[str, object], preset: str | None) -> Tailored:
     """A recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
 
-    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or nobody knows.
+    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or the answer is unknown.
     """
     notes: list[str] = []
     if preset is None and any(_missing(recipe, spec, given, None) for spec in recipe.inputs.values() if spec.type == "model"):

@@ -174,7 +174,7 @@ def lock() -> Any:
 
 
 def crew(do: Callable[[T], U], items: Sequence[T], *, width: int, deadline: float | None = None, what: str = "") -> list[U]:
-    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) nobody is waited for."""
+    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) no item is waited for."""
     if (len(items) <= 1 or width <= 1) and deadline is None:
         return [do(item) for item in items]
     import threading

@@ -271,7 +271,7 @@ def _make(path: Path, kind: Kind) -> None:
             with _trouble(path, kind):
                 new.touch(mode=kind.mode)
                 db = _connect(new)
-                # Nobody uses it before it is whole: it goes to the disk once, and not with every statement.
+                # It is not used before it is whole: it goes to the disk once, and not with every statement.
                 db.execute("PRAGMA journal_mode = MEMORY")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA application_id = {kind.mark}")

@@ -222,7 +222,7 @@ class RemoteCache:
         self._asked_for = False
 
     def told(self) -> list[str]:
-        """Notices that nobody has been told yet."""
+        """Notices that were not shown yet."""
         notices, self.notices = self.notices, []
         return list(dict.fromkeys(notices))
 
@@ -315,11 +315,11 @@ class Downloads:
             try:
                 note = do()
             except BaseException as error:
-                self._bug, note = error, bool  # raised where the run is: here nobody would hear it
+                self._bug, note = error, bool  # raised where the run is: here it would be lost
             try:
                 loop.call_soon_threadsafe(done, note)
             except RuntimeError:
-                pass  # the run is over: nobody waits for this any more
+                pass  # the run is over: this is not awaited any more
 
         _beside(work)
 

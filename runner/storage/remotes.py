@@ -7,7 +7,7 @@ Below the store's URL, with the names of the local store:
     objects/ab/<sha256>.t.parts   which objects its files are in: large ones each in its own, small ones laid end to end in bundles
     states/ab/<state key>.json    the newest checkpoint of a state: see `remote_states`
     traces/ab/<key>.json          "this key gave these outputs"; the first one stays
-    recipe-store.json             the format; unreferenced.json: what a gc has seen nobody need
+    recipe-store.json             the format; unreferenced.json: what a gc has seen unreferenced
 
 Everything is written in this order: files and bundles, parts, manifest, trace; so whatever a kill leaves is whole or not there.  Nothing that is read
 is believed: every byte is hashed before it gets its name here, paths of a manifest may not leave their tree, and names in a listing that are not ours
@@ -151,7 +151,7 @@ class Remote:
         return trace
 
     def mark(self) -> None:
-        """Say in the store what it is, if nobody has; and end uploads that somebody began long ago and never ended."""
+        """Say in the store what it is, if that is missing; and end uploads that somebody began long ago and never ended."""
         self.check()
         self._bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self._bucket.abandon(self._session.now() - GRACE)

@@ -51,7 +51,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Upload(NamedTuple):
-    """An upload in parts that nobody ended."""
+    """An upload in parts that was not ended."""
 
     key: str
     id: str
@@ -222,7 +222,7 @@ class S3:
             raise
 
     def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
-        """The newest upload of this object that nobody ended, and its parts: number -> (bytes, MD5)."""
+        """The newest unfinished upload of this object, and its parts: number -> (bytes, MD5)."""
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
             return None, {}
@@ -363,7 +363,7 @@ class S3:
             "max_pool_connections": self.width,
         }
         system = s3fs.S3FileSystem(skip_instance_cache=True, **options)
-        return sync(system.loop, system.set_session), system  # which ends the session when nobody holds it any more
+        return sync(system.loop, system.set_session), system  # which ends the session when it is not held any more
 
 
 class _Absent(Exception):

@@ -242,7 +242,7 @@ def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only
     try:
         info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
         size = sum(each.size or 0 for each in info.siblings if patterns is None or _wants(patterns, each.rfilename))
-    except Exception:  # whatever its client raises: what is asked of nobody comes from the Hub's own cache, or not at all
+    except Exception:  # whatever its client raises: without a question to a server it comes from the Hub's own cache, or not at all
         size = 0
     Bound.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)

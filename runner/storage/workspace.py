@@ -281,7 +281,7 @@ class _Traces:
                 self._found[key] = _Outputs(items)
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
-        """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
+        """While we are `alone`, only we store traces: what was read at the beginning, and is added, is all that there is."""
         if not self._store.index.traces_of_others(recipe):
             self._complete = alone
 

@@ -193,7 +193,7 @@ def forget(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> in
 
 
 class Leftover(NamedTuple):
-    """A file or folder that nobody needs any more, and what it was."""
+    """A file or folder that is not needed any more, and what it was."""
 
     kind: str
     path: Path

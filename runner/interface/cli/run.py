@@ -173,8 +173,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     from ...hosts import offering
 
     driver = offering.renting(ws, args.driver, args.hosts)
-    if driver is not None and driver.traits.ends == "nobody" and not args.unattended and not sys.stdin.isatty():
-        words = f"{args.driver}: {offering.ENDS['nobody']}, and stdin is no terminal"
+    if driver is not None and driver.traits.ends == "nothing" and not args.unattended and not sys.stdin.isatty():
+        words = f"{args.driver}: {offering.ENDS['nothing']}, and stdin is no terminal"
         raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
     if driver is None or args.yes:
         return True
