@@ -38,7 +38,7 @@ def found(text: str) -> Iterator[tuple[int, str, str]]:
 def main(names: list[str]) -> int:
     tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
     wrong = 0
-    for name in names or [name for name in tracked if not name.startswith(EXCEPT) and Path(name).is_file()]:
+    for name in [name for name in names or tracked if not name.startswith(EXCEPT) and Path(name).is_file()]:
         for line, word, better in found(Path(name).read_bytes().decode("utf-8", "ignore")):
             if name.startswith(("tests/", "docs/reliability.md")) and word.lower() in TESTS_MAY:  # that page has the names of tests
                 continue
