@@ -110,7 +110,12 @@ def test_a_page_that_a_message_names_is_there() -> None:
 
 def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
     assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [(2, "lies", "is"), (2, "lies", "is")]
-    assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned: nobody, nobody@host.")] == ["goes on from", "Whoever", "reckoned", "nobody"]
+    assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned: nobody, nobody@host.")] == [
+        "goes on from",
+        "Whoever",
+        "reckoned",
+        "nobody",
+    ]
 
 
 @pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
