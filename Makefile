@@ -7,6 +7,7 @@
 # make clients what tests run and nothing here imports: the official clients of rented machines, llama.cpp's converter
 # make bench   the table of docs/benchmarks.md, measured here
 # make docs    write the generated parts of docs/ anew
+# make site    docs/ as a site with a search, to be opened from disk: site/index.html
 # make release accept what the released recipes are now (fixtures/recipes.lock)
 # make clean   away with everything that is made; earlier results in ./demo too
 
@@ -18,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of programs: each module is compiled once, also where the caller's environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test proof lint house clients bench docs release clean
+.PHONY: demo check test proof lint house clients bench docs site release clean
 .DEFAULT_GOAL := test
 
 # torch comes first and alone: what follows then finds the pinned one and brings no other.
@@ -67,6 +68,8 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/python -m docs.words
 
 house: .venv/.ready
 	$(BIN)/python benchmarks/house.py
@@ -107,9 +110,12 @@ bench: .venv/.ready .cache/peers/.ready
 docs: .venv/.ready
 	$(BIN)/python -m docs.generate
 
+site: .venv/.ready
+	$(BIN)/zensical build --strict --clean
+
 release: .venv/.ready
 	$(BIN)/python -m tests.test_released_recipes
 
 clean:
-	rm -rf .venv demo out dist build .cache .recipe .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo out dist build site .cache .recipe .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ import networkx as nx
 
 HOME = Path(__file__).resolve().parents[1]
 FLOORS = ("agent", "words", "language", "planning", "storage", "reports", "hosts", "survey", "advice", "execution", "interface", "server")
-"""A floor imports itself and those before it, but nobody's agent imports anything.  `words` are the modules of `runner` itself; the front door,
+"""A floor imports itself and those before it, but no floor's agent imports anything.  `words` are the modules of `runner` itself; the front door,
 runner/__init__.py, opens any room."""
 PLAN_FREE = ("runner.planning.step",)
 """What `hosts` may know of planning: the types of a step's parts, never a Plan."""

@@ -150,7 +150,7 @@ def main() -> None:
         work = Path(tempfile.mkdtemp(prefix="pack-bench-", dir=given.at))
         try:
             fill(work / "data", files, size)
-            os.sync()  # what is still to be written would be paid for by whoever comes first
+            os.sync()  # what is still to be written would be paid for by the first one
             quietly(["sh", "-c", "tar -cf - data | wc -c"], work)
             print(f"\n{shape}")
             if given.walk and files > 1:

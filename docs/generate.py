@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from docs import published, rulebook
+from docs import published, rulebook, settings_page
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
 from runner.language import reference, schema
 from runner.paths import shipped
 
 if __name__ == "__main__":
-    guide, commands = shipped() / "docs" / "recipes.md", shipped() / "docs" / "cli.md"
-    guide.write_text(reference.refreshed(guide.read_text("utf-8"), schema.load()), "utf-8")
+    language, commands = shipped() / "docs" / "language.md", shipped() / "docs" / "cli.md"
+    language.write_text(reference.refreshed(language.read_text("utf-8"), schema.load()), "utf-8")
     commands.write_text(manual.refreshed(commands.read_text("utf-8")), "utf-8")
     memory = shipped() / "docs" / "memory.md"
     memory.write_text(published.refreshed(memory.read_text("utf-8")), "utf-8")
@@ -18,3 +18,5 @@ if __name__ == "__main__":
     rules.write_text(rulebook.refreshed(rules.read_text("utf-8")), "utf-8")
     page = shipped() / "docs" / "library.md"
     page.write_text(datasheet.refreshed(page.read_text("utf-8"), show.library_sheets()), "utf-8")
+    settings = shipped() / "docs" / "settings.md"
+    settings.write_text(settings_page.refreshed(settings.read_text("utf-8")), "utf-8")

@@ -25,13 +25,13 @@ class Row:
     known: bool
     measured: float
     counts: str
-    reckoned: float = 0.0
+    estimated: float = 0.0
     rule: float = 0.0
     said: str = ""  # what is assumed, or why it is out
 
     @property
     def error(self) -> float:
-        return self.reckoned / self.measured - 1
+        return self.estimated / self.measured - 1
 
     @property
     def error_of_rule(self) -> float:
@@ -39,7 +39,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Every row of fixtures/memory/published.yaml; `reckoned` is 0 for those that the formula is not for."""
+    """Every row of fixtures/memory/published.yaml; `estimated` is 0 for those that the formula is not for."""
     data = yaml.safe_load((library.fixtures() / "memory" / "published.yaml").read_text("utf-8"))
     return [_row(row, data["models"]) for row in data["rows"]]
 
@@ -47,7 +47,7 @@ def rows() -> list[Row]:
 def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
     found = Row(row["id"], row["what"], row["source"], row["known"], row["gb"], row["counts"])
     if "out" in row:
-        return Row(found.id, found.what, found.source, False, found.measured, found.counts, said=f"not reckoned: {row['out']}")
+        return Row(found.id, found.what, found.source, False, found.measured, found.counts, said=f"not estimated: {row['out']}")
     training = Training(**row["training"], context=row["counts"] == "device")
     model = read(models[row["model"]])
     terms = dict(estimate(model, training).terms)
@@ -60,14 +60,14 @@ def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
 
 def table() -> str:
     """The rows as Markdown."""
-    lines = ["| # | what | measured, GB | reckoned | error | by the weight | its error | |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| # | what | measured, GB | estimated | error | by the weight | its error | |", "|---|---|---|---|---|---|---|---|"]
     for row in rows():
         start = f"| [{row.id}]({row.source.split(' (')[0]}) | {row.what} | {row.measured:g} {row.counts} |"
-        if not row.reckoned:
+        if not row.estimated:
             lines.append(f"{start} | | | | {row.said} |")
             continue
         error = f"**{row.error:+.0%}**" if row.known else f"{row.error:+.0%}"
-        lines.append(f"{start} {row.reckoned:.1f} | {error} | {row.rule:.1f} | {row.error_of_rule:+.0%} | {row.said} |")
+        lines.append(f"{start} {row.estimated:.1f} | {error} | {row.rule:.1f} | {row.error_of_rule:+.0%} | {row.said} |")
     return "\n".join(lines)
 
 

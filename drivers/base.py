@@ -1,4 +1,4 @@
-"""The contract between whoever runs commands and wherever they run: Driver, Host and the values that pass between them.  Imports nothing of `runner`.
+"""The contract between a caller of commands and the place where they run: Driver, Host and the values between them.  Imports nothing of `runner`.
 
 Every call is short and asked again by the caller; a `Lease` is serialisable and stored before it is used, so that another process can go on where
 this one died.  A driver runs no jobs and moves no files: all that travels through `Host.call`.
@@ -65,8 +65,8 @@ class Traits(NamedTuple):
     shared_disk: bool = False  # hosts may see our disk, and we theirs: each is asked
     replays: bool = False  # the same key is the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
-    ends: Literal["provider", "machine", "stops", "nobody"] = (
-        "nobody"  # who stops the billing at `Order.until` when we are dead; `stops`: but a disk's
+    ends: Literal["provider", "machine", "stops", "nothing"] = (
+        "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
     )
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
@@ -136,11 +136,11 @@ class Command:
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout: float | None = None  # seconds of wall time, kept by whoever supervises the job
+    timeout: float | None = None  # seconds of wall time, kept by the supervisor of the job
     idle_timeout: float | None = None  # seconds without a byte of log
     log: str | None = None  # a path on the host for stdout and stderr; None: the agent chooses
     locks: tuple[str, ...] = ()  # names, per machine and login, that the job holds while any process of it lives
-    outlives: bool = False  # its end is to be known even if whoever supervises it is killed meanwhile, at the price of a shell above it
+    outlives: bool = False  # its end is to be known even if its supervisor is killed meanwhile, at the price of a shell above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ class Exporting(Driver, Protocol):
     """A driver that can say what it would rent as a program for another tool."""
 
     def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
-        """A program for Pulumi that makes the machine of the settings, what lies beside it, and a bucket where one is named.  Asks nobody.
+        """A program for Pulumi that makes the machine of the settings, what is beside it, and a bucket where one is named.  Asks no server.
 
         Raises Rejected where the settings do not say enough for one machine.
         """

@@ -62,7 +62,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
 
 @asynccontextmanager
 async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, BinaryIO]]:
-    """A pipe to print into, what comes out of it, and a file for stderr, which nobody has to read while output streams."""
+    """A pipe to print into, what comes out of it, and a file for stderr, which need not be read while output streams."""
     import tempfile
 
     ours, theirs = os.pipe()

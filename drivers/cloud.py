@@ -234,7 +234,7 @@ async def harmless(asking: Awaitable[_T]) -> _T:
 
 
 TAKEN_AWAY: Final = 0.05
-"""How often an hour a spot machine is taken away, where nobody says."""
+"""How often an hour a spot machine is taken away, unless said."""
 LOST: Final = 0.5
 """Hours that each time costs: since the last checkpoint, and until the next machine is up."""
 

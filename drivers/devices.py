@@ -66,7 +66,7 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
 
 
 def assigned(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables that give a program these devices and no other.  Where nobody set an order, the indices are ours, which is nvidia-smi's order."""
+    """The variables that give a program these devices and no other.  Without a given order, the indices are ours, which is nvidia-smi's order."""
     env = {VISIBLE: ",".join(device.name for device in devices)}
     if devices and VISIBLE not in inherited and ORDER not in inherited:
         env[ORDER] = "PCI_BUS_ID"

@@ -36,7 +36,7 @@ STOPPED: Final = ("TERMINATED", "STOPPED", "SUSPENDED")
 """A machine that stands still: its disk is billed."""
 _METADATA: Final = "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
-# Guest attributes are what Google hands on of what a machine says of itself: nobody between it and us can change them.
+# Guest attributes are what Google hands on of what a machine says of itself: no party between it and us can change them.
 _ATTEST: Final = """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
 _TOLD: Final = {
     "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True",
@@ -193,7 +193,7 @@ class Gcp:
         return NoCapacity(f"{offer.id} cannot be had: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
-        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, whoever is there to ask."""
+        """The instance as it is ordered: Google deletes it at `until`, and its disk with it, or stops it, also when no program of ours runs."""
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
         host_key = cloud.public(self._installation.host_key(order.key))

@@ -1,7 +1,7 @@
 """Other machines that are directories of this one: real commands, an empty environment, bytes copied both ways, and faults to order.
 
 The model of a driver, and what the engine is tried on.  `host-N` below the root is a machine's home directory; `leases/` says who has a place on one.
-What makes it another machine is what it lacks: nothing of ours is in its environment, and nobody looks at its files but through `call`.
+What makes it another machine is what it lacks: nothing of ours is in its environment, and its files are read only through `call`.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class Loopback:
             yield name, LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python, self._addresses.get(name, "127.0.0.1"))
 
     def _leases(self) -> list[Lease]:
-        """Those whose time is not over: nobody gives back what a killed worker had."""
+        """Those whose time is not over: what a killed worker had is not given back."""
         return [each.lease for each in self._rented() if each.until > time.time() or each.state]
 
     def _rented(self) -> list[_Rented]:
@@ -359,7 +359,7 @@ class Loopback:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else takes or gives a place meanwhile."""
+        """No other process takes or gives a place meanwhile."""
         with _translated():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
@@ -367,9 +367,9 @@ class Loopback:
                 yield
 
     def _lose(self, lease: Lease) -> None:
-        """The machine of this lease is gone: nothing runs there any more, and nobody has a place on it."""
+        """The machine of this lease is gone: nothing runs there any more, and no lease has a place on it."""
         home = self._root / lease.data["host"]
-        with self._alone():  # nobody gets it again before all of it is gone
+        with self._alone():  # it is not leased again before all of it is gone
             for other in self._leases():
                 if other.data["host"] == home.name:
                     self._note("destroyed", other, "fault")

@@ -1,7 +1,7 @@
 """Prime Intellect: pods of many providers, through one account, and what its replies mean for a lease.
 
 A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
-first is believed from then on, and nobody ends a pod when we are dead.
+first is believed from then on, and nothing ends a pod when we are dead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
 RISE: Final = 1.05  # a price that is higher by more than this is another offer
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
 FIRST_USE: Final = (
-    "Prime's pods prove to nobody who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
+    "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
     "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
 )
 
@@ -43,7 +43,7 @@ class Prime:
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=60),
-        ends="nobody",
+        ends="nothing",
         poll=timedelta(seconds=10),
         comes_up=timedelta(minutes=30),
         images=True,

@@ -66,7 +66,7 @@ class Ray:
     """A cluster that is there, found at `address`: host:port of its head from one of its nodes, ray://host:10001 from elsewhere.
 
     `cpus`, `memory` (bytes) and `gpus` are a share of each node; by default what steps ask for, or whole nodes.  `queue` is how many hours a
-    placement group may wait for its nodes.  `idle` is for how many seconds it is kept on which nothing of ours runs and to which nobody is
+    placement group may wait for its nodes.  `idle` is for how many seconds it is kept on which nothing of ours runs and to which no client is
     connected (0: for ever).  `grace` is how many seconds steps have to save when their actor is gone.  `installation` is the file with the
     secret that names ours.
     """

@@ -78,7 +78,7 @@ class Stream:
 
 
 class Node:
-    """The actor of one bundle: begins programs for whoever holds its name."""
+    """The actor of one bundle: begins programs for the holder of its name."""
 
     def __init__(self, text: str, name: str, names: list[str], namespace: str, root: str, grace: float, idle: float) -> None:
         self._text, self._name, self._names, self._namespace = text, name, names, namespace
@@ -136,7 +136,7 @@ class Node:
         """What was printed since, and how the program ended."""
         stream = self._streams.get(id)
         if stream is None:
-            return b"", (-signal.SIGKILL, b"nobody asked for its output")
+            return b"", (-signal.SIGKILL, b"no client asked for its output")
         return await stream.read()
 
     async def end(self, id: str) -> None:
@@ -158,7 +158,7 @@ class Node:
         return self._watch.stdout.at_eof()
 
     async def quiet(self) -> float:
-        """Seconds for which nothing has run here and nobody has been connected."""
+        """Seconds for which nothing has run here and no client has been connected."""
         return time.monotonic() - self._quiet_since
 
     async def _mind(self) -> None:

@@ -224,7 +224,7 @@ class Runpod:
         ahead = self._wire.web.ahead
         return [
             ("account", f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour"),
-            ("credit", "not told by RunPod before an order: it must cover an hour of the pod"),
+            ("credit", "not shown by RunPod before an order: it must cover an hour of the pod"),
             ("clock", "that of RunPod" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of RunPod: set it"),
         ]
 

@@ -61,7 +61,7 @@ class Slurm:
     `cpus` and `memory` (as `--mem` has it) are a share of each node; without `cpus`, allocations are of whole nodes.  `gres` is for each node.
     `time` is the walltime; by default what the run needs, where that is known, else the longest that the partition allows.  `grace` is how many
     seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
-    hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and to which nobody is connected (0: until
+    hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and no client is connected (0: until
     `time`).  `setup` are lines of shell before anything runs there.
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
@@ -245,7 +245,7 @@ class Slurm:
             raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
 
     async def _folder(self, lease: Lease, node: str) -> str:
-        """Where an allocation lies on a node: several may share one."""
+        """Where an allocation is on a node: several may share one."""
         said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 

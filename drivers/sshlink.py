@@ -37,7 +37,7 @@ WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds after a refusal until another channel is tried
 REFUSALS = 8  # of a channel, while we have none, before we believe that there are none for us
 ENDED = ("HUP", "INT", "KILL", "TERM")  # signals of who ends a program from outside: it did nothing wrong
-KILLING = 3.0  # seconds in which a command that nobody wants must be gone
+KILLING = 3.0  # seconds in which an abandoned command must be gone
 SLOWEST_RETRY = 5.0  # seconds between two attempts to connect
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr", "chacha20-poly1305@openssh.com")
 # After the kinds of key that we know of a host: one of another kind is shown and refused by name, instead of a connection that ends without a word.
@@ -220,14 +220,14 @@ class Link:
                     keepalive_count_max=4,
                 )
         except TimeoutError as error:
-            raise Unreachable(f"{route} let nobody in within {route.patience:g} s") from error
+            raise Unreachable(f"{route} timed out after {route.patience:g} s while logging in") from error
         except asyncssh.PermissionDenied as error:
             raise NotLetIn(_not_let_in(route)) from error
         except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
             if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
                 raise Denied(_unverified(route, greeter.shown, trusted, str(error))) from error
             if "matching" in str(error):
-                raise Denied(f"{route} and we have no way to encrypt in common: {error}") from error
+                raise Denied(f"{route} has no cipher or key exchange in common with us: {error}") from error
             raise Unreachable(f"{route}: the key exchange broke ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
             raise _foreign(error, route) from error
@@ -235,7 +235,7 @@ class Link:
     # --- channels
 
     async def _kill(self, pid: int) -> None:
-        """End the group of a command that nobody wants any more.  OpenSSH passes on no signals in sessions of root, so we go there.
+        """End the group of an abandoned command.  OpenSSH passes on no signals in sessions of root, so we go there.
 
         Needs no room: those who wait here may be all who hold any.
         """
@@ -276,7 +276,7 @@ class Link:
                     raise _Full from error
                 refused += 1
                 if refused > REFUSALS:
-                    raise Denied(f"{self.route} lets nobody run commands: {error}") from error
+                    raise Denied(f"{self.route} refuses to run commands: {error}") from error
                 await asyncio.sleep(0.02 * refused)
             except (asyncssh.Error, OSError, ValueError) as error:
                 session.give_room()
@@ -294,7 +294,7 @@ class _Room:
 
     def __init__(self) -> None:
         self.limit, self.taken = float(CHANNELS), 0
-        self.left = False  # nobody wants the connection any more
+        self.left = False  # the connection is not needed any more
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
@@ -345,7 +345,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
     def __init__(self, room: _Room) -> None:
         self.pid = 0  # of the command, which leads its group; known when its own output begins
-        self.failure: BaseException | None = None  # of whoever gave us its input
+        self.failure: BaseException | None = None  # of the producer of its input
         self.whole = False  # we have all that it printed
         self.code: int | None = None
         self.signal = ""
@@ -429,7 +429,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self._feeding = asyncio.ensure_future(self._feed(stdin))
 
     async def leave(self) -> None:
-        """Nobody reads it any more: it is killed if it still runs."""
+        """Its reader has gone: it is killed if it still runs."""
         self._abandon()
         if self._feeding is not None:
             self._feeding.cancel()
@@ -437,7 +437,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await self._feeding
 
     def unwanted(self, opening: asyncio.Task[Any]) -> None:
-        """Whoever opened it went away before it was there."""
+        """Its caller went away before it was there."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
         else:

@@ -70,7 +70,7 @@ class Web:
             raise Unreachable(f"{self.api} cannot be reached: {error or type(error).__name__}") from error
         except httpx.HTTPError as error:
             raise Unsure(f"{self.api} gave no reply: {error or type(error).__name__}") from error
-        if 300 <= reply.status_code < 400:  # whoever redirects is not the provider: what comes with it is no reply of its own
+        if 300 <= reply.status_code < 400:  # a redirect is not from the provider: what comes with it is no reply of its own
             raise Unsure(f"{self.api} redirects ({reply.status_code}) instead of answering")
         with suppress(TypeError, ValueError):
             self.ahead = parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time() if "date" in reply.headers else 0.0

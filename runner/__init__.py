@@ -206,7 +206,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
     out, python, due = how.get("out"), how.get("python"), how.get("not_before")
     request = _request(_standing(how.get("workspace"), recipe), recipe, inputs, how.get("preset"), out, python, how.get("nodes", 0))
     if is_server(how.get("to") or ""):
-        request = replace(request, recipe=str(recipe))  # a name there is one of its catalog, whatever lies here
+        request = replace(request, recipe=str(recipe))  # a name there is one of its catalog, whatever is here
     settings = how.get("settings") or Settings(how.get("driver", "local"), store=how.get("store", ""), limits=dict(how.get("limits", {})))
     if python and not request.current_python:
         settings = replace(settings, python=python)

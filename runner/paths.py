@@ -87,13 +87,13 @@ def config_folder(environ: Mapping[str, str]) -> str:
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
-    """Where what `recipe` remembers for a user lies, over all workspaces."""
+    """Where what `recipe` remembers for a user is, over all workspaces."""
     base = environ.get("XDG_DATA_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.local/share"
     return f"{base}/recipe"
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
-    """Where what `recipe` can fetch again lies for a user."""
+    """Where what `recipe` can fetch again is for a user."""
     base = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.cache"
     return f"{base}/recipe"
 
@@ -107,13 +107,13 @@ def shipped() -> Path:
 
 
 def beside(path: str) -> str:
-    """A path as it is shown, and can be typed: from the current folder where it lies below it, else as it is."""
+    """A path as it is shown, and can be typed: from the current folder where it is below it, else as it is."""
     here = os.getcwd().rstrip("/") + "/"
     return os.path.normpath(path).removeprefix(here)
 
 
 def from_here(root: Path, path: str) -> str:
-    """A path of a workspace as it can be typed: from the current folder, where that lies in the workspace."""
+    """A path of a workspace as it can be typed: from the current folder, where that is in the workspace."""
     here = os.getcwd()
     return os.path.relpath(f"{root}/{path}", here) if here.startswith(f"{root}/") and path[:1] != "/" else path
 

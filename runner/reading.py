@@ -21,7 +21,7 @@ def unfit(found: os.stat_result, most: int = LARGEST) -> str:
 
 def whole(path: Path, most: int = LARGEST) -> bytes:
     """The bytes of a regular file.  Raises OSError, whose `strerror` says also that it is none, or has more than `most` bytes."""
-    # A pipe that nobody writes to would hold up who opens it.
+    # A pipe without a writer would hold up who opens it.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if wrong := unfit(os.fstat(handle), most):

@@ -287,7 +287,7 @@ def _faults(file: _File) -> list[Problem]:
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
-    """Tables of drivers that neither we nor an installed package have: a driver that nobody asks for would hide a slip of the pen."""
+    """Tables of drivers that neither we nor an installed package have: a driver that is never used would hide a slip of the pen."""
     tables, stacks = value.get("drivers"), value.get("stacks")
     named: list[tuple[tuple[str, ...], str]] = [(("drivers", name), name) for name in tables] if isinstance(tables, dict) else []
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():

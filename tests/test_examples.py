@@ -381,7 +381,7 @@ def test_more_steps_continue_and_fewer_start_over(example: Example) -> None:
     continued = trained(40)
     assert continued["began_at"] == 20
     assert trained(30)["began_at"] == 0
-    assert notes == [None, "goes on from step-20.json", "earlier state was made under max_steps=40, above what is asked now; starting over"]
+    assert notes == [None, "resumes from step-20.json", "earlier state was made under max_steps=40, above what is asked now; starting over"]
 
     assert space.run({"max_steps": 20}) == []  # remembered: its model is put back
     assert json.loads(space.read("model.json"))["step"] == 20
@@ -407,6 +407,6 @@ def test_a_script_of_hugging_face_trains_unchanged_and_goes_on_from_its_own_chec
     code, _, err = space.command(*words)
     assert code == 0, err
     code, _, err = space.command(*words, "max_steps=30")
-    assert code == 0 and "goes on from checkpoint-20" in err, err
+    assert code == 0 and "resumes from checkpoint-20" in err, err
     rows = runner.results(workspace=space.root)
     assert sorted(row["max_steps"] for row in (rows.to_dict("records") if hasattr(rows, "to_dict") else rows)) == [20, 30]

@@ -156,7 +156,7 @@ def run(kind: type[World[Any]], port: int, faults: str, seed: int, virtual: bool
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
     if real:
         import_module("asyncssh")  # refused here if it is missing, not when the first machine comes up
-        world.key = token_hex(16)  # who rents here executes programs as whoever serves
+        world.key = token_hex(16)  # who rents here executes programs as the user who serves
         with socket.create_server(("127.0.0.1", 0)) as free:
             world.port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)) as listener:

@@ -1,4 +1,4 @@
-"""Google Compute Engine v1 as a World: instances by operations, zones with stock, quotas, and what ends an instance when nobody does."""
+"""Google Compute Engine v1 as a World: instances by operations, zones with stock, quotas, and what ends an instance by itself."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INSERTING: Final = 4.0
 NOTICE: Final = 30.0
 """Seconds between the notice of a preemption and the end."""
 FOREIGN: Final = "somebody"
-"""Who made what is in the project from the start.  Nobody logs in there."""
+"""Who made what is in the project from the start.  No one logs in there."""
 
 
 TYPES: Final[Mapping[str, Shape]] = {
@@ -123,7 +123,7 @@ def fingerprint(made: Instance) -> str:
 
 
 def holds(made: Instance) -> bool:
-    """Whether an instance has its GPUs, so that nobody else may."""
+    """Whether an instance has its GPUs, so that no other may."""
     return made.status != "TERMINATED"
 
 

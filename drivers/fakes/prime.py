@@ -25,7 +25,7 @@ IMAGES: Final = ("ubuntu_22_cuda_12", "cuda_12_6_pytorch_2_7")
 NEEDED: Final = ("cloudId", "gpuType", "socket", "gpuCount")
 PAGE: Final = 100
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  Nobody logs in there."""
+"""Who rented what is in the account from the start.  No one logs in there."""
 
 
 class Offer(NamedTuple):

@@ -18,7 +18,7 @@ MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
 """US dollars a GB and month of a pod that runs; of a stopped one its volume costs twice that."""
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  Nobody logs in there."""
+"""Who rented what is in the account from the start.  No one logs in there."""
 SSH: Final = 6.0
 """Seconds from RUNNING until the public port of SSH is known."""
 KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")
@@ -158,7 +158,7 @@ class Logs:
         pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
 
     def logs(self, call: Call) -> Reply:
-        """A stream of events that ends; a reader goes on from the last id that it has seen."""
+        """A stream of events that ends; a reader resumes from the last id that it has seen."""
         if (pod := self._world.named(call)) is None:
             return self._world.missing(call)
         source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")

@@ -15,7 +15,7 @@ from .world import Boot, Call, Document, Reply, Route, World, document, json_val
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
-"""Who rented what is in the account from the start.  Nobody logs in there."""
+"""Who rented what is in the account from the start.  No one logs in there."""
 
 
 @dataclass(kw_only=True)

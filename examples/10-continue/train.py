@@ -1,4 +1,4 @@
-"""Fit y = a x + b by gradient descent, saving every ten steps, going on from a checkpoint if there is one.
+"""Fit y = a x + b by gradient descent, saving every ten steps, resuming from a checkpoint if there is one.
 
 Continued training ends in the same numbers as unbroken training, because a checkpoint holds everything that the next step depends on.  A learning
 rate that falls over `--steps` would break that: the first twenty of forty steps would not be the twenty that were made.

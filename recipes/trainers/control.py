@@ -66,7 +66,7 @@ class Ending:
         self.checkpoint = False
 
     def end(self) -> NoReturn:
-        """Die of SIGTERM, as whoever asked for it expects: status 0 would say that the training is finished."""
+        """Die of SIGTERM, as the caller expects: status 0 would say that the training is finished."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("BUG: SIGTERM did not end this process")

@@ -56,7 +56,7 @@ def main() -> None:
         processing_class=common.tokenizer_of(options.base, model),
         peft_config=adapter,
     )
-    # Only now: what is reckoned beforehand is reckoned once for each row, however often it is read.
+    # Only now: what is computed beforehand is computed once for each row, however often it is read.
     trainer.train_dataset = scheduled(trainer.train_dataset, options)
     settings = {"data": pairs.digest, "beta": options.beta, "precompute_reference": options.precompute_reference}
     common.train(trainer, options, settings, ending, NAMES)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _writable(options: argparse.Namespace) -> Path:
-    """The pairs in a folder of this attempt, shared by its processes: TRL puts what it reckons beside the rows."""
+    """The pairs in a folder of this attempt, shared by its processes: TRL puts what it computes beside the rows."""
     folder: Path = options.history.parent / ".reference"
     if common.first():
         shutil.rmtree(folder, ignore_errors=True)

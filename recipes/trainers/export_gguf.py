@@ -84,7 +84,7 @@ def compare(told: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--converter", type=Path, required=True, help="llama.cpp's convert_hf_to_gguf.py, with what lies beside it")
+    parser.add_argument("--converter", type=Path, required=True, help="llama.cpp's convert_hf_to_gguf.py, with what is beside it")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--type", required=True, help="how weights are stored, by the converter's name")
     parser.add_argument("--name", required=True, help="the model's name, in the file and of the file")

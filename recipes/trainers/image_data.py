@@ -166,7 +166,7 @@ def _prepare(root: Path, options: argparse.Namespace) -> str:
     def one(position: int) -> Picture | str:
         return _prepared(root / names[position], lambda digest, size: options.out / "images" / f"{key(position, digest, size)}.png", settings)
 
-    # Pillow decodes and resizes outside the interpreter's lock.  `map` answers in order, whoever is done first.
+    # Pillow decodes and resizes outside the interpreter's lock.  `map` answers in order, also when a later one is done first.
     with ThreadPoolExecutor(options.workers) as pool:
         looked = list(pool.map(one, range(len(names))))
     pictures = {names[position]: picture for position, picture in enumerate(looked) if isinstance(picture, Picture)}
@@ -240,7 +240,7 @@ def _times(names: list[str], options: argparse.Namespace) -> dict[str, int]:
         if not found:
             folders = sorted({below.rpartition("/")[0] for below in inside.values() if "/" in below})
             there = ", ".join(folders[:SHOWN]) or "none, all images lie side by side"
-            raise BadData(f'repeats: no image lies in a folder "{folder}"; folders with images: {there}')
+            raise BadData(f'repeats: no image is in a folder "{folder}"; folders with images: {there}')
         times |= dict.fromkeys(found, count)
     return times
 

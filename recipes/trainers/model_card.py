@@ -74,7 +74,7 @@ def _loading(base: Base, export: Export) -> str:
     task = "SequenceClassification" if export.judge else "CausalLM"
     labels = ", num_labels=1" if export.judge else ""
     auto, package = (f"AutoPeftModelFor{task}", "peft") if export.adapter else (f"AutoModelFor{task}", "transformers")
-    lines = [f"from {package} import {auto}", "from transformers import AutoTokenizer", "", 'folder = "."  # where this file lies']
+    lines = [f"from {package} import {auto}", "from transformers import AutoTokenizer", "", 'folder = "."  # where this file is']
     if export.adapter and export.random:
         return "This adapter belongs to weights that were drawn from a seed, to test the training. Nothing can be loaded beneath it."
     lines += [f"model = {auto}.from_pretrained(folder{labels if export.adapter else ''})", "tokenizer = AutoTokenizer.from_pretrained(folder)"]
@@ -85,7 +85,7 @@ def _loading(base: Base, export: Export) -> str:
     if not export.adapter or base.revision:
         return shown
     return (
-        f"The base was no model of the Hub but a folder, `{base.name[2:]}`. Run this where that folder lies, or write where it is as\n"
+        f"The base was no model of the Hub but a folder, `{base.name[2:]}`. Run this where that folder is, or write where it is as\n"
         f"`base_model_name_or_path` in `adapter_config.json`.\n\n{shown}"
     )
 

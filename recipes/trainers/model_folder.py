@@ -31,7 +31,7 @@ class Folder(NamedTuple):
 
 
 def read(model: Path, base: Path | None) -> Folder:
-    """What lies in `model`, with the base that it needs.  Raises Unfit."""
+    """What is in `model`, with the base that it needs.  Raises Unfit."""
     if not (model / ADAPTER).exists():
         if not (model / "config.json").exists():
             raise Unfit(f"{model.name} is no model folder: it holds neither config.json nor {ADAPTER}")

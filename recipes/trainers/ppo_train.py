@@ -72,7 +72,7 @@ def main() -> None:
         missing_eos_penalty=options.missing_eos_penalty or None, local_rollout_forward_batch_size=options.micro_batch,
     )  # fmt: skip
     config.save_strategy = "no"
-    # TRL's settings have a field of that name, which nobody has filled in yet.
+    # TRL's settings have a field of that name, which is not filled in yet.
     world = int(os.environ.get("WORLD_SIZE", "1"))
     policy = trl_common.load(options)
     tokenizer = _tokenizer(options, policy)
@@ -180,7 +180,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc, unused-ignore]
         trainer.optimizer.step = step
 
     def turn(self, phase: str) -> None:
-        """What the step does from now on, but for what lies within it and tells its own time."""
+        """What the step does from now on, but for what is within it and tells its own time."""
         self._phase.close()
         self._phase.enter_context(self._telemetry.phase(phase))
 

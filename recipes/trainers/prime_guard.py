@@ -30,8 +30,8 @@ GPUS_PER_NODE = 8  # rl.py: BaseDeploymentConfig
 OURS = {
     "output_dir": "results go where the recipe says; leave it out",
     "run": "the run directory is the recipe's; leave it out",
-    "resume": "the recipe goes on from the newest whole checkpoint by itself; leave it out",
-    "clean": "it would delete the checkpoints to go on from; leave it out",
+    "resume": "the recipe resumes from the newest whole checkpoint by itself; leave it out",
+    "clean": "it would delete the checkpoints to resume from; leave it out",
     "dry_run": "nothing would be trained; leave it out",
     "slurm": "the recipe runs the training on its own machine; leave it out, or give the file to prime-rl yourself",
     "ckpt.output_dir": "checkpoints lie where the recipe keeps them; leave it out",
@@ -206,7 +206,7 @@ def _with_checkpoints(config: Config, options: argparse.Namespace) -> Config:
     config.setdefault("ckpt", {}).update(interval=options.save_every, keep_last=options.keep)
     config.setdefault("monitors", {}).setdefault("file", {})
     config.setdefault("inference", {})
-    config.get("model", {}).pop("name", None)  # where it lies only the step that trains knows
+    config.get("model", {}).pop("name", None)  # where it is only the step that trains knows
     return config
 
 

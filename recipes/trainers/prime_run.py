@@ -1,4 +1,4 @@
-"""Step `train` of prime-rl@1: start prime-rl on the configuration that passed the guard, go on from a checkpoint, gather what it made."""
+"""Step `train` of prime-rl@1: start prime-rl on the configuration that passed the guard, resume from a checkpoint, gather what it made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws completions by seed, step and place in the batch, whoever shares the batch and whatever was drawn before.  Does not know what text is worth.
+"""Draws completions by seed, step and place in the batch, however the batch is shared and whatever came before.  Does not know what text is worth.
 
 Token t of completion i is found by inverse transform sampling: the first token at which the cumulated probability exceeds u[i, t], a number of [0, 1)
 from a table that is drawn anew for each step (Devroye, Non-Uniform Random Variate Generation, 1986, chapter III.2).
@@ -39,7 +39,7 @@ class Draws(LogitsProcessor):
 
 
 def table(first: int, rows: int, tokens: int, *what: object) -> torch.Tensor:
-    """Rows `first` to `first + rows` of the table of `what`, [rows, tokens]: the same ones whoever asks, and for however many rows."""
+    """Rows `first` to `first + rows` of the table of `what`, [rows, tokens]: the same ones for every caller, and for however many rows."""
     made = torch.empty(rows, tokens, dtype=torch.float64)
     generator = torch.Generator()
     for row in range(rows):

@@ -114,7 +114,7 @@ def _algorithm(name: str) -> tuple[Any, Any]:
 
 
 class Drawn:
-    """Beside a Trainer class that learns from its own completions: which prompts a step has and what is drawn for them, whoever shares the step."""
+    """Beside a Trainer class that learns from its own completions: which prompts a step has and what is drawn, however the step is shared."""
 
     def _get_train_sampler(self, dataset: object = None) -> torch.utils.data.Sampler[int]:
         arguments = self.args  # type: ignore[attr-defined]

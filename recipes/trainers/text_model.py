@@ -19,7 +19,7 @@ from tokens import Tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NOBODY = -100  # the target that nobody learns
+UNLEARNED = -100  # the target that is not learned
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": torch.float32}
 
 
@@ -29,7 +29,7 @@ class Batch:
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    targets: torch.Tensor  # the token that follows, or NOBODY
+    targets: torch.Tensor  # the token that follows, or UNLEARNED
 
 
 def load_base(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False, attention: str | None = None) -> PreTrainedModel:
@@ -98,7 +98,7 @@ def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device, *, 
         read = [[document for documents in read for document in documents]]
     width = max(sum(len(ids) for ids, _ in documents) for documents in read)
     shape = (len(read), width)
-    ids, positions, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, NOBODY, np.int64)
+    ids, positions, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, UNLEARNED, np.int64)
     for row, documents in enumerate(read):
         at = 0
         for document, learned in documents:
@@ -106,7 +106,7 @@ def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device, *, 
             ids[row, at:end] = document
             # To the end of the row: padding goes on counting, so that it does not look like documents of one token.
             positions[row, at:] = np.arange(width - at)
-            targets[row, at : end - 1] = np.where(learned[1:], document[1:].astype(np.int64), NOBODY)
+            targets[row, at : end - 1] = np.where(learned[1:], document[1:].astype(np.int64), UNLEARNED)
             at = end
     return Batch(*(torch.from_numpy(array).to(device) for array in (ids, positions, targets)))
 
@@ -115,7 +115,7 @@ def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """The sum over learned tokens of −log p: to be divided by the number of tokens of a whole step, wherever its sequences are."""
     # No mask: padding is at the end, where causal attention does not see it, and documents are told apart by their positions.
     logits = model(input_ids=batch.tokens, position_ids=batch.positions, use_cache=False).logits
-    wanted = batch.targets != NOBODY
+    wanted = batch.targets != UNLEARNED
     return torch.nn.functional.cross_entropy(logits[wanted].float(), batch.targets[wanted], reduction="sum")
 
 
@@ -128,6 +128,6 @@ def surprise(model: torch.nn.Module, tokens: Tokens, sequences: Sequence[int], s
         for at in range(0, len(sequences), size):
             batch = batch_of(tokens, sequences[at : at + size], device)
             total += float(loss_of(model, batch))
-            count += int((batch.targets != NOBODY).sum())
+            count += int((batch.targets != UNLEARNED).sum())
     model.train(was_training)
     return total, count

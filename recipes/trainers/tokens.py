@@ -75,7 +75,7 @@ class Tokens:
         return len(self._bounds) - 1
 
     def documents(self, sequence: int) -> list[tuple[Integers, Integers]]:
-        """Tokens and learned marks of each document in a sequence.  The first token of a document follows nothing, so nobody learns it."""
+        """Tokens and learned marks of each document in a sequence.  The first token of a document follows nothing, so it is not learned."""
         found = []
         for document in self._documents[int(self._bounds[sequence]) : int(self._bounds[sequence + 1])]:
             begin, end = int(self._starts[document]), int(self._starts[document + 1])

@@ -81,7 +81,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options as given, with `precision` decided.  Ends with a message where the checkpoint to go on from is none."""
+    """The options as given, with `precision` decided.  Ends with a message where the checkpoint to resume from is none."""
     options = made.parse_args()
     if options.resume and not options.resume.is_dir():
         fail(f"cannot resume from {options.resume}: no such folder")
@@ -114,7 +114,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
     unfinished = _unfinished(options.checkpoints)
     shutil.rmtree(unfinished, ignore_errors=True)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Two thirds of a step's time, to find programs that read what nobody wrote.
+    # Two thirds of a step's time, to find programs that read what was not written.
     torch.utils.deterministic.fill_uninitialized_memory = False
     made = kind(
         output_dir=str(unfinished),

@@ -1,6 +1,6 @@
-"""What a step's GPU memory and time are reckoned to be, from model configs, recipes/hardware.yaml and what earlier runs measured.  Starts nothing.
+"""What a step's GPU memory and time are estimated to be, from model configs, recipes/hardware.yaml and what earlier runs measured.  Starts nothing.
 
-No network is asked, but by `fetched`.  Only steps that train (`accelerate`, or a state) and want a GPU are reckoned; what is not known is said,
+No network is asked, but by `fetched`.  Only steps that train (`accelerate`, or a state) and want a GPU are estimated; what is not known is said,
 and is no error.
 """
 
@@ -172,8 +172,8 @@ def of_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, Step
     """Those of the nodes `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
-        if (reckoned := of_step(ws, plan, n)) is not None:
-            found[n] = reckoned
+        if (estimated := of_step(ws, plan, n)) is not None:
+            found[n] = estimated
     return found
 
 
@@ -192,13 +192,13 @@ def of_step(ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None) -> Ste
         return takes.get(str(inputs.get(name)), ("", ""))
 
     devices = int(wants.gpus or 1) * spec.node_count
-    found = _reckoned(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
+    found = _estimated(ws, node.id, recipe, inputs, place, devices, gpu, shown, usable)
     prices = _prices(ws)
     if gpu is not None:
         return _priced(found, prices, gpu, devices)
     # Where only a size is asked for, those that have a price are what one would take.
     kinds = [kind for kind in figures().gpus if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)]
-    others = (_priced(_reckoned(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())), prices, kind, devices) for kind in kinds)
+    others = (_priced(_estimated(ws, node.id, recipe, inputs, place, devices, *_gpu(kind, ResourceSpec())), prices, kind, devices) for kind in kinds)
     return replace(found, choices=tuple(others))
 
 
@@ -215,7 +215,7 @@ def of_values(ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, d
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
-    return _priced(_reckoned(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())), _prices(ws), gpu, devices)
+    return _priced(_estimated(ws, "train", recipe, values, place, devices, *_gpu(gpu, ResourceSpec())), _prices(ws), gpu, devices)
 
 
 def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
@@ -226,7 +226,7 @@ def suiting(asked: str | None, memory: int | None) -> list[Gpu]:
     return [kind for kind in figures().gpus if memory is not None and abs(kind.memory * 1e9 - memory) <= 0.03 * memory]
 
 
-def _reckoned(
+def _estimated(
     ws: Workspace, step: str, recipe: str, inputs: Mapping[str, Any], place: Callable[[str], tuple[str, str]], devices: int, gpu: Gpu | None,
     shown: str, usable: int | None,
 ) -> StepEstimate:  # fmt: skip
@@ -276,7 +276,7 @@ def _of_images(
         return StepEstimate(step, measured, "", shown, usable, seconds, basis)
     row = hardware.fitting(figures().diffusion, seen)
     if row is None:
-        return StepEstimate(step, None, f"nobody has published {seen}", shown, usable, seconds, basis)
+        return StepEstimate(step, None, f"there is no published measurement of {seen}", shown, usable, seconds, basis)
     terms = {"as published" if row.source else COUNTED: round(row.gb * 1e9), "a larger adapter": hardware.adapter_more(row, seen)}
     terms["blocks in main memory"] = -hardware.left_away(seen)
     size = sum(terms.values())
@@ -298,7 +298,7 @@ def _measured(recipe: str, past: Sequence[_Past], seen: training_from_inputs.Pic
 
 
 def _guess(what: str, gpu: Gpu) -> str:
-    doubt = f"; nobody has checked the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
+    doubt = f"; unchecked: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
     return f"a guess from {what}{doubt}"
 
 
@@ -422,7 +422,7 @@ def _trained(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> tuple[Mod
 
 
 def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past]) -> Estimate:
-    """`found`, corrected by the mean of measured over reckoned in `past`."""
+    """`found`, corrected by the mean of measured over estimated in `past`."""
     ratios, sizes, kinds = [], [], []
     for each in past:
         size, trained = each.number("gpu_memory_gb", "memory_gb"), _trained(ws, recipe, each.inputs)
@@ -446,7 +446,7 @@ def _told(sizes: Sequence[float], kind: str) -> str:
 
 
 def _work(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
-    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where nobody knows."""
+    """What one sample of an earlier training took: pixels where it has a resolution, else operations.  None where it is unknown."""
     resolution = inputs.get("resolution")
     if isinstance(resolution, int):
         return float(resolution) ** 2

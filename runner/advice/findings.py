@@ -50,7 +50,7 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
     names = rule_files.load(rule_files.beside(found)).names
     file = next((origin for origin in finding.origins.values() if origin.kind == "file"), None)
     for name, value in finding.fix.get("settings", {}).items():
-        # What nobody says yet is said as tools call it, where the rest is said.
+        # What is not set yet is said as tools call it, where the rest is said.
         called = next(iter(names.get(name, ())), name)
         origin = finding.origins.get(name) or (replace(file, name=called) if file else Origin("argument", f"--{called}"))
         if origin.kind == "input" and "/" in finding.step:
@@ -60,7 +60,7 @@ def remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[s
         else:
             for key, says in _said(origin.name, value):
                 if origin.kind == "file":
-                    written.append(f"in {origin.file}{'' if origin.lies else f' of step {step}'}: {key}: {json.dumps(says)}")
+                    written.append(f"in {origin.file}{'' if origin.found_at else f' of step {step}'}: {key}: {json.dumps(says)}")
                 else:
                     written.append(f"in the command of step {step}: {key} {says if isinstance(says, str) else json.dumps(says)}")
     for kind in ("env", "resources"):
@@ -86,7 +86,7 @@ def _where(finding: Finding, source: Document) -> Location | None:
     inputs = tree.get("inputs")
     step = _written_as(finding.step)
     for origin in finding.origins.values():
-        if origin.kind == "file" and origin.lies:
+        if origin.kind == "file" and origin.found_at:
             if (where := _line(origin)) is not None:
                 return where
         elif "/" in finding.step:
@@ -142,9 +142,9 @@ def _word(words: object, option: str) -> tuple[str | int, ...] | None:
 
 
 def _line(origin: Origin) -> Location | None:
-    """The line of a configuration file that lies here, where the setting or the section is said."""
-    text = (contents(Path(origin.lies)) or b"").decode("utf-8", "replace")
-    if not origin.lies.endswith(".toml"):
+    """The line of a configuration file that is here, where the setting or the section is said."""
+    text = (contents(Path(origin.found_at)) or b"").decode("utf-8", "replace")
+    if not origin.found_at.endswith(".toml"):
         from ..language import document
 
         try:

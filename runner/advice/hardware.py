@@ -26,7 +26,7 @@ class Gpu:
     tflops: float
     asked: str  # the word for it in `resources: {gpu: …}`
     names: tuple[str, ...]
-    unchecked: tuple[str, ...] = ()  # of its figures, those that nobody has read again
+    unchecked: tuple[str, ...] = ()  # of its figures, those that were not checked again
 
     @property
     def bf16(self) -> bool:
@@ -137,7 +137,7 @@ def seconds(hardware: Hardware, gpu: Gpu, work: float, devices: int = 1) -> tupl
 
 
 def image_seconds(hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1) -> tuple[float, float] | None:
-    """How long a diffusion training may take for one image of so many pixels, least and most; None where nobody has published one of its family.
+    """How long a diffusion training may take for one image of so many pixels, least and most; None where none of its family is published.
 
     A published figure is carried over by the speeds of the two GPUs and by pixels, each of which it is taken to go by.
     """

@@ -1,6 +1,6 @@
-"""Reckon how much GPU memory a training takes, from the model's config.json and a few settings.  Reads no file, asks no GPU, knows no recipe.
+"""Estimate how much GPU memory a training takes, from the model's config.json and a few settings.  Reads no file, asks no GPU, knows no recipe.
 
-The peak of a step is what lies there all the time (weights, gradients, optimizer) plus the greatest of what comes and goes: the kept activations with
+The peak of a step is what is there all the time (weights, gradients, optimizer) plus the greatest of what comes and goes: the kept activations with
 one layer in its backward, the same with the logits in theirs, or the optimizer's scratch.  Every term is named in the answer.  docs/memory.md has the
 formulas with their sources, and how far each published measurement is from them.
 """
@@ -15,7 +15,7 @@ Method = Literal["full", "lora", "qlora"]
 Verdict = Literal["FITS", "TIGHT", "NO"]
 
 BELOW, ABOVE = 0.15, 0.175
-"""The range around a reckoning, as shares of it.  ABOVE makes FITS begin at 85 % of what a GPU has."""
+"""The range around an estimate, as shares of it.  ABOVE makes FITS begin at 85 % of what a GPU has."""
 CONTEXT: Final = 10**9
 """Bytes that CUDA and its libraries take on a device before the first tensor."""
 LOST: Final = 0.03
@@ -115,11 +115,11 @@ def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
 
 
 def calibrated(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
-    """`found`, corrected by what `runs` measured: `factor` is what PyTorch held over what was reckoned for it, CUDA's own part left out."""
+    """`found`, corrected by what `runs` measured: `factor` is what PyTorch held over what was estimated for it, CUDA's own part left out."""
     context = dict(found.terms).get("CUDA", 0)
     more = round((found.bytes - context) * (factor - 1))
     size = found.bytes + more
-    # What settings change is still reckoned, so that the range never closes.
+    # What settings change is still estimated, so that the range never closes.
     spread = max(0.05, BELOW / 2 / runs**0.5)
     terms = (*found.terms, (f"as measured, × {factor:.2f}", more))
     return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
@@ -181,7 +181,7 @@ def read(config: Mapping[str, Any]) -> Model:
             total_linear += sparse * feed(shared)[0]
             total_adapted += sparse * feed(shared)[1]
             total_small += sparse * hidden if family == "qwen2_moe" else 0
-        total_small += sparse * hidden * experts  # the router, which nobody quantises
+        total_small += sparse * hidden * experts  # the router, which is never quantised
         through = max(chosen * each + shared, wide if sparse < layers else 0)
     total_linear += (layers - sparse) * dense
     total_adapted += (layers - sparse) * dense_adapted

@@ -90,7 +90,7 @@ class _Looks:
         line = [_addressed(word, takes) for word in words(spec, scope)]
         inputs = {name: _address(value, takes) for name, value in spec.names.inputs.items()}
         configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
-        told = [*of_words(line), *(each for tree, file, lies in configs for each in of_tree(tree, scope, file, lies))]
+        told = [*of_words(line), *(each for tree, file, found_at in configs for each in of_tree(tree, scope, file, found_at))]
         settings = Settings([*program.derived(told), *told, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
         imports: list[list[str]] = []
 
@@ -123,7 +123,7 @@ class _Looks:
         return facts, trains
 
     def _takes(self, prefix: str) -> dict[str, str]:
-        """Where what lies below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
+        """Where what is below `inputs/` in attempts comes from: for all steps of one recipe, as each sees only its own."""
         if prefix not in self._sources:
             nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
             self._sources[prefix] = {source.name: source.address for node in nodes for source in node.takes}
@@ -184,14 +184,14 @@ class _Looks:
         )
 
     def _configs(self, n: int, named: Sequence[str]) -> tuple[list[tuple[object, str, str]], list[str]]:
-        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it lies)."""
+        """The configuration files of a step: those that the recipe writes, and those of `named` that lie here.  (tree, name, where it is)."""
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
         found: list[tuple[object, str, str]] = []
         broken: list[str] = []
 
-        def add(name: str, data: bytes, lies: str = "") -> None:
+        def add(name: str, data: bytes, found_at: str = "") -> None:
             try:
-                found.append((program.parsed(name, data), name, lies))
+                found.append((program.parsed(name, data), name, found_at))
             except ValueError as error:
                 broken.append(f"{name}: {error}")
 
@@ -257,7 +257,7 @@ class _Looks:
         return Facts({}, unknown)
 
     def _kept(self, n: int) -> dict[str, object]:
-        """What earlier attempts of this step left here: the state that it would go on from, and what the last one said if it failed."""
+        """What earlier attempts of this step left here: the state that it would resume from, and what the last one said if it failed."""
         from ..planning.judge import world_of
         from ..storage import checkpoints
 
@@ -323,7 +323,7 @@ def _address(value: object, takes: Mapping[str, str]) -> object:
 
 
 def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> dict[str, object]:
-    """What is reckoned that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
+    """What is estimated that the step takes of its GPU.  Raises Unknown with the reason where that cannot be said."""
     from . import estimates
     from .hardware import RESERVED
 
@@ -336,20 +336,20 @@ def _memory(ws: Workspace, found: Survey, n: int, facts: Mapping[str, Any]) -> d
             there = facts["host"]["gpu_memory"]
     except Unknown:
         pass
-    reckoned = estimates.of_step(ws, found.plan, n, gpu=gpu)
-    if reckoned is None:
+    estimated = estimates.of_step(ws, found.plan, n, gpu=gpu)
+    if estimated is None:
         return {"verdict": None}
-    if reckoned.found is None:
-        raise Unknown(f"the memory that it takes: {reckoned.unknown}")
+    if estimated.found is None:
+        raise Unknown(f"the memory that it takes: {estimated.unknown}")
     # What a card there says of itself counts before what cards of its name have: some are cut in parts, and of some we have no figures.
-    usable = round(there * GB) - RESERVED if there is not None else reckoned.usable
+    usable = round(there * GB) - RESERVED if there is not None else estimated.usable
     if usable is None:
         raise Unknown("the memory of the GPU: say gpu_memory or gpu in its resources")
     return {
-        "verdict": reckoned.found.verdict(usable),
-        "low": round(reckoned.found.low / GB, 1),
-        "high": round(reckoned.found.high / GB, 1),
+        "verdict": estimated.found.verdict(usable),
+        "low": round(estimated.found.low / GB, 1),
+        "high": round(estimated.found.high / GB, 1),
         "usable": round(usable / GB, 1),
-        "gpu": reckoned.gpu,
-        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in estimates.largest(reckoned.found)),
+        "gpu": estimated.gpu,
+        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in estimates.largest(estimated.found)),
     }

@@ -1,7 +1,7 @@
 """Judge rules about what goes wrong in training against facts about what is going to run.  Pure: who gathers the facts, and how, it does not know.
 
 A rule is data (`recipes/gotchas.yaml`, or a `gotchas.yaml` beside somebody's own recipes): an expression in the language of templates over the
-namespaces below, and what to say.  A fact that nobody could tell makes a rule *unchecked*: it is neither fired nor silent.
+namespaces below, and what to say.  An unknown fact makes a rule *unchecked*: it is neither fired nor silent.
 """
 
 from __future__ import annotations

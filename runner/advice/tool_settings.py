@@ -19,7 +19,7 @@ from ..planning.step import StepSpec
 
 
 class Unknown(Exception):
-    """A fact that nobody could tell.  The message says what it would take."""
+    """The fact is unknown; the message says how to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Origin:
     kind: Literal["input", "argument", "file"]
     name: str
     file: str = ""
-    lies: str = ""
-    """Where the file lies, if it is one that was there before; else the recipe writes it."""
+    found_at: str = ""
+    """Where the file is, if it is one that was there before; else the recipe writes it."""
 
 
 class Told(NamedTuple):
@@ -42,7 +42,7 @@ class Told(NamedTuple):
 
 
 class Settings(Mapping[str, object]):
-    """Settings by any of their names.  One that nobody sets is null; one that is known too late raises Unknown."""
+    """Settings by any of their names.  One that is not set is null; one that is known too late raises Unknown."""
 
     def __init__(self, told: Iterable[Told], names: Mapping[str, Sequence[str]]) -> None:
         self._found: dict[str, Told] = {}
@@ -142,16 +142,16 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
                 yield from (each._replace(origin=where) for each in of_tree(told[0], {}, "", at=_key(name)))
 
 
-def of_tree(tree: object, scope: Mapping[str, Any], file: str, lies: str = "", at: str = "") -> Iterator[Told]:
+def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = "") -> Iterator[Told]:
     """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is told itself, too: that it is there."""
     if isinstance(tree, Mapping):
         if at:
-            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, lies))
+            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at))
         for key, item in tree.items():
             name = _key(str(key))
-            yield from of_tree(item, scope, file, lies, f"{at}.{name}" if at else name)
+            yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
-        yield from of_tree(tree[0], scope, file, lies, at)
+        yield from of_tree(tree[0], scope, file, found_at, at)
     elif at and not _is_place(tree):
         value: object = tree
         if isinstance(tree, str) and has(tree):
@@ -160,9 +160,9 @@ def of_tree(tree: object, scope: Mapping[str, Any], file: str, lies: str = "", a
             except (TemplateError, RecursionError):
                 value = Unknown(f"the value of {at} in {file}, which only the running step knows")
         if isinstance(value, Mapping) and not isinstance(tree, Mapping):
-            yield from of_tree(value, scope, file, lies, at)
+            yield from of_tree(value, scope, file, found_at, at)
         else:
-            yield Told(at, value, _origin(tree, Origin("file", at, file, lies)))
+            yield Told(at, value, _origin(tree, Origin("file", at, file, found_at)))
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:

@@ -43,7 +43,7 @@ class Picture:
     batch: int
     rank: int
     checkpointing: bool
-    stored: str = "same"  # how the frozen base lies in memory: as it is computed with, fp8 or nf4
+    stored: str = "same"  # how the frozen base is in memory: as it is computed with, fp8 or nf4
     away: int = 0  # transformer blocks of the base whose frozen weights are in main memory
     adapter: int = 16  # bytes for each weight of the LoRA: itself and its gradient, and what the optimizer and an average keep of it
 
@@ -156,8 +156,8 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
         found.append(Smaller({"optimizer": "adamw_8bit"}, "the optimizer's state has 8 bits: a little coarser"))
     if inputs.get("base_storage") == "same":
         if family != "sdxl":  # whose convolutions cannot be cast and computed again
-            found.append(Smaller({"base_storage": "fp8"}, "the base lies in memory in 8 bits: its weights are a little coarser"))
-        found.append(Smaller({"base_storage": "nf4"}, "the base lies in memory in 4 bits: its weights are coarser"))
+            found.append(Smaller({"base_storage": "fp8"}, "the base is in memory in 8 bits: its weights are a little coarser"))
+        found.append(Smaller({"base_storage": "nf4"}, "the base is in memory in 4 bits: its weights are coarser"))
         if inputs.get("offload_blocks") == 0 and family in BLOCKS:
             away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
             found.append(Smaller(away, "weights come from main memory when they are computed with: the same training, much slower"))
@@ -175,7 +175,7 @@ def smaller(recipe: str, inputs: Mapping[str, Any]) -> list[Smaller]:
     if inputs.get("method") == "full":
         found.append(Smaller({"method": "lora"}, "an adapter learns instead of every weight"))
     if "optimizer" in inputs and "max_length" in inputs and inputs.get("method") in ("lora", "full"):
-        found.append(Smaller({"method": "qlora"}, "the frozen base lies in memory in 4 bits: its weights are coarser, and a step is slower"))
+        found.append(Smaller({"method": "qlora"}, "the frozen base is in memory in 4 bits: its weights are coarser, and a step is slower"))
     rank = _whole(inputs, "rank")
     while rank is not None and rank > 8 and inputs.get("method") != "full":
         rank //= 2

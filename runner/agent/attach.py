@@ -1,7 +1,7 @@
 """The other end of a stream to a host: what a login there runs, with its input and output as the stream.
 
 As `jobs` it carries a client's frames to the agent of its root, which it begins if need be, and the agent's lines back.  As `files` it answers
-questions about files itself, so that hashing delays nobody's end.
+questions about files itself, so that hashing delays no job's end.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _all(fd: int, data: bytes) -> None:
 
 
 def _widen(fd: int) -> None:
-    """A pipe holds 64 KiB, and whoever fills it and whoever empties it wake each other for each."""
+    """A pipe holds 64 KiB, and its writer and its reader wake each other for each."""
     try:
         import fcntl
 

@@ -161,7 +161,7 @@ def _moved(source: str, target: str, copied: bool) -> None:
 
 
 def _freeze(path: str, name: str) -> None:
-    """Let nobody write to it by accident."""
+    """Protect it from accidental writes."""
     if not os.path.isdir(path):
         os.chmod(path, 0o555 if name.endswith(".x") else 0o444)
         return

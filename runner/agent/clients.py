@@ -17,7 +17,7 @@ BACKLOG = 16 << 20
 
 
 class Clients:
-    """Whoever is connected.  `obey` is called with a client and the messages that came from it."""
+    """The connected clients.  `obey` is called with a client and the messages that came from it."""
 
     def __init__(self, loop: Loop, contact: Contact, listener: int, obey: Callable[[int, list[list[bytes]]], None]) -> None:
         self._loop, self._contact, self._listener, self._obey = loop, contact, listener, obey

@@ -7,7 +7,7 @@ import os
 from .processes import read
 
 LIMIT = 8 << 20
-"""Bytes above which it is written anew, without what nobody asks for."""
+"""Bytes above which it is written anew, without entries that are not needed."""
 
 
 def line(

@@ -19,7 +19,7 @@ class Loop:
         self._poll = select.epoll()
         self._acts: dict[int, Callable[[int], None]] = {}
         self.stirred = False
-        """Whether a process that is watched has ended; whoever looks at the processes sets it back."""
+        """Whether a process that is watched has ended; the next look at the processes sets it back."""
 
     def watch(self, fd: int, act: Callable[[int], None]) -> None:
         """Call `act` whenever something can be read from `fd`.  Raises OSError."""

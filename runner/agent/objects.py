@@ -36,7 +36,7 @@ class Gone(Exception):
 
 
 def place(name: str) -> str:
-    """Where an object lies, from the root."""
+    """Where an object is, from the root."""
     return f"objects/{name[:2]}/{name}"
 
 
@@ -165,7 +165,7 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
 def batch(request: Request, folder: str, tree: str, manifest: str, expected: str, stamp: str, loose: Sequence[str]) -> dict[str, object]:
     """Unpack a tar into a folder of what is arriving: the digest of its files' digests, and whether what arrived got its name.
 
-    `manifest`: the file in it that is the tree's manifest; it lies beside the tree.  With the last of it comes what gets its name: the tree, by its
+    `manifest`: the file in it that is the tree's manifest; it is beside the tree.  With the last of it comes what gets its name: the tree, by its
     `stamp`, or the files `loose`.
     """
     into = f"{request.partial}/{folder}"
@@ -340,9 +340,9 @@ def free(request: Request) -> int:
 
 
 def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int:
-    """Delete objects that nobody asked for in `unused` seconds, unless an attempt leads to them or `keep` has them; how many.
+    """Delete objects that were not used for `unused` seconds, unless an attempt leads to them or `keep` has them; how many.
 
-    So are programs of agents that nobody began in that time and, where there is no attempt, states that nobody wrote to.  Nothing is looked at if the
+    So are programs of unused agents and, where there is no attempt, states that were not written to.  Nothing is looked at if the
     last sweep was less than `every` seconds ago.
     """
     if every and _age("swept") < every:
@@ -364,7 +364,7 @@ def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int
             trees.remove(f"pieces/{name}")
     for name in os.listdir("agent"):
         if len(name) == DIGEST and _age(f"agent/{name}") > unused:
-            trees.remove(f"agent/{name}")  # the agent of a version that nobody came with since
+            trees.remove(f"agent/{name}")  # the agent of a version that no client had since
     for sender in os.listdir("partial"):
         if 86400 < _age(f"partial/{sender}/.alive") < float("inf"):
             trees.remove(f"partial/{sender}")

@@ -1,4 +1,4 @@
-"""Reach the agent of a root, or begin one where none lives.  Whoever holds the root's lock decides: nothing here depends on a pid.
+"""Reach the agent of a root, or begin one where none lives.  The holder of the root's lock decides: nothing here depends on a pid.
 
 Used by a client on this machine, and by `attach` on a host.
 """

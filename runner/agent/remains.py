@@ -135,7 +135,7 @@ class Remains:
             kill(pid, SIGKILL)
 
     def _left_behind(self, table: dict[int, tuple[int, int, int]]) -> Iterable[int]:
-        """Living processes below us but below no running job's first process, and what a dead agent's jobs left, which is below nobody."""
+        """Living processes below us but below no running job's first process, and what a dead agent's jobs left, which has no parent."""
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)

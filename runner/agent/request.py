@@ -43,7 +43,7 @@ class Request:
         self._held, self._whole, self._squeezer = memoryview(b""), False, None
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         if os.path.isdir(self.partial):
-            trees.touch(f"{self.partial}/.alive")  # whoever asks is not silent
+            trees.touch(f"{self.partial}/.alive")  # a client that asks is not silent
         return str(asked[0]), asked[1:]
 
     def into(self, view: memoryview) -> int:

@@ -7,7 +7,7 @@ For a job that prints into `NAME.log` each look is one JSON line of `NAME.host`,
     gpu_utilization_percent gpu_memory_used_gb gpu_temperature_c gpu_power_w
                                of the GPUs that the job holds, or of all: the mean, the fullest, the hottest, the sum
     cpu_percent ram_used_gb    of all processors, or of what the cgroup may use; 10^9 bytes that are no cache
-    disk_free_gb               where the log lies
+    disk_free_gb               where the log is
     net_received_mb_per_s net_sent_mb_per_s
 
 A value that the host does not tell is not there.  After an hour a line is written once a minute.
@@ -243,7 +243,7 @@ def _memory(group: str) -> dict[str, float]:
 
 
 def _found(program: str, paths: Iterable[str]) -> str:
-    """Where a program lies, by these PATHs; empty: nowhere."""
+    """Where a program is, by these PATHs; empty: nowhere."""
     folders = dict.fromkeys(folder for path in paths for folder in path.split(":") if os.path.isabs(folder))
     return next((found for folder in folders if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)), "")
 

@@ -1,6 +1,6 @@
 """The agent: the parent of all jobs of one root on this machine.  Begins them, ends them, writes down how they ended; knows no steps and no stores.
 
-It outlives the worker that started it and serves whoever connects to its root next.  The root directory holds
+It outlives the worker that started it and serves the next client that connects to its root.  The root directory holds
 
     lock      held (flock) as long as an agent lives here; never a pid, so nothing can be mistaken for it
     socket    where clients connect
@@ -77,7 +77,7 @@ class Agent:
         self._clients.welcome(first)
 
     def serve(self) -> None:
-        """Until there is nothing left to do and nobody to do it for."""
+        """Until there is nothing left to do and no client to do it for."""
         while True:
             self._loop.turn(self._patience())
             if self._loop.stirred:

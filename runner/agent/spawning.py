@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 _OOM_SCORE = b"500"  # of jobs, above ours: where memory runs out, the kernel takes a job before its agent
-_RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by whoever began us, but not in jobs
+_RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by our parent, but not in jobs
 
 
 class Spawner:

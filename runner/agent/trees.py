@@ -75,7 +75,7 @@ def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) ->
 
 
 def stamp_of(top: str) -> str:
-    """The stamp of the tree that lies there.  Raises OSError."""
+    """The stamp of the tree that is there.  Raises OSError."""
     found = list(below(top))
     return stamp(found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"])
 

@@ -74,8 +74,8 @@ class Running:
     site: Site
     wants: Mapping[str, float]
     devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
-    goes_on: int | None = None  # the step of the checkpoint that it goes on from
-    begins: Mapping[str, checkpoints.Newest] = field(default_factory=dict)  # the checkpoints that it goes on from
+    goes_on: int | None = None  # the step of the checkpoint that it resumes from
+    begins: Mapping[str, checkpoints.Newest] = field(default_factory=dict)  # the checkpoints that it resumes from
     taken_up: bool = False  # begun by an earlier worker
     errand: Errand = field(init=False)
     task: asyncio.Task[None] | None = None  # what carries the errand out
@@ -106,7 +106,7 @@ class Running:
 
 
 def saved(running: Running, spec: StepSpec) -> bool:
-    """Whether it left a checkpoint here that is not the one it went on from."""
+    """Whether it left a checkpoint here that is not the one it resumed from."""
     if running.state is None:
         return False
     from ..storage import checkpoints
@@ -200,7 +200,7 @@ class Attempts:
         for place in [site, *others]:
             if (place, wanted) not in self._pythons:
                 self._pythons[place, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, place, wanted))
-                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's turn
+                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may not be awaited
         return await self._pythons[site, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
@@ -224,7 +224,7 @@ class Attempts:
         return await python_of(self.hooks_of(site), wanted, lambda words: self.commits.say(f"{what}: {words}"))
 
     async def end_installs(self) -> None:
-        """Nobody waits any more for what hosts still install."""
+        """Stop waiting for what hosts still install."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
             for hooks in self.hooks:
@@ -411,7 +411,7 @@ class Attempts:
         """Files and folders of the caller's that a step is given: the cache's name of each, its content, path, name there, and if as a copy."""
         facts = self.survey.facts
         found = {path for dep in node.deps for path in facts.matches.get(dep, (dep,))}
-        for path in sorted(found):  # a folder before what lies in it
+        for path in sorted(found):  # a folder before what is in it
             yield path, facts.files.get(path), f"{self._top}/{path}", path, False
         for pattern in node.code:
             base = os.path.realpath(self.survey.plan.homes[node.home])

@@ -55,7 +55,7 @@ class Keys:
         fcntl.lockf(self._handle, fcntl.LOCK_SH, 1, _PRESENT)
 
     def alone(self) -> bool:
-        """Whether no other run was alive here at any time since this was opened.  Nobody looks any more when it is closed."""
+        """Whether no other run was alive here at any time since this was opened.  It is not checked any more when it is closed."""
         return self._alone and self._handle >= 0 and os.fstat(self._handle).st_size == 1
 
     def try_hold(self, key: str) -> bool:

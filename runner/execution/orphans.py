@@ -51,7 +51,7 @@ class Orphans:
         return head in self._found
 
     def pop(self, head: str) -> list[str]:
-        """The attempts whose key begins so; nobody is told of them again."""
+        """The attempts whose key begins so; they are not reported again."""
         return self._found.pop(head, [])
 
     async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
@@ -109,7 +109,7 @@ class Orphans:
         return self.host_pool.named(called.split("\n"))
 
     async def sweep(self) -> None:
-        """Delete what dead workers of this recipe left and nobody took up; what still runs is only spoken of."""
+        """Delete what dead workers of this recipe left and no worker took up; what still runs is only spoken of."""
         folder, own = self._attempts, self.commits.run[-6:]
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):

@@ -25,7 +25,7 @@ LOOK: Final = 0.2
 
 
 def rent(work: Work) -> None:
-    """Ask for what QUEUED steps need, beside the loop, and give back what nobody needs."""
+    """Ask for what QUEUED steps need, beside the loop, and give back what is not needed."""
     pool = work.host_pool
     if pool.moves:
         note(work)
@@ -54,7 +54,7 @@ def rent(work: Work) -> None:
 
 
 def _save_in_time(work: Work) -> None:
-    """Have what runs on a machine that is about to be taken away save and end: the next attempt goes on from there."""
+    """Have what runs on a machine that is about to be taken away save and end: the next attempt resumes from there."""
     for site in work.host_pool.inventory.leaving():
         for running in work.running.values():
             if site in running.site.members and not running.stopped:

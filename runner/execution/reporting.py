@@ -1,4 +1,4 @@
-"""What a worker does for those who are told of runs, and nothing where nobody is: deliver the outbox beside its work."""
+"""Deliver the outbox beside the work of a worker; nothing where there are no receivers."""
 
 from __future__ import annotations
 

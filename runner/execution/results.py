@@ -65,7 +65,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
 
 
 def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:
-    """Bring the results of a run below `out`, and answer where each lies.  Nothing that we did not put there is replaced, unless to `overwrite`.
+    """Bring the results of a run below `out`, and answer where each is.  Nothing that we did not put there is replaced, unless to `overwrite`.
 
     Raises CannotRun, Infrastructure where the store does not give them.
     """

@@ -44,7 +44,7 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
 
 
 POISON: Final = 3
-"""So many recoveries in which no step moved end a run: whoever works on it dies of it."""
+"""So many recoveries in which no step moved end a run: it kills its workers."""
 
 
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:

@@ -18,7 +18,7 @@ from .attempts import Running
 from .work import Work
 
 FIRST: Final = 1.0
-"""Seconds until the first look at a training, which may have gone on from a checkpoint that the store lacks."""
+"""Seconds until the first look at a training, which may have resumed from a checkpoint that the store lacks."""
 
 
 def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:

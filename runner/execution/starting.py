@@ -352,7 +352,7 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 
 
 def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
-    """Where a step may start now: where what it needs lies already, else where there is room; for several nodes that many hosts, or none."""
+    """Where a step may start now: where what it needs is already, else where there is room; for several nodes that many hosts, or none."""
     wants = spec.resources.room
     sites = work.host_pool.sites_of(spec, local=bool(node.flags & LOCAL))
     if len(sites) == 1 and not sites[0].elsewhere and not work.host_pool.priced:
@@ -394,7 +394,7 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
 
 
 async def _pick(work: Work, id: str, site: Site, count: int) -> tuple[Device, ...]:
-    """GPUs of a place that nobody holds; none when the step has to wait for them, which is said once.  Raises DriverError."""
+    """Free GPUs of a place; none when the step has to wait for them, which is said once.  Raises DriverError."""
     found = await site.capacity.pick(count)
     if not found.devices:
         work.resting[id] = time.monotonic() + found.again

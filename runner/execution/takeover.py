@@ -23,7 +23,7 @@ class Left(NamedTuple):
 
 
 def leases(ws: Workspace, run: str) -> list[LeaseRow]:
-    """The leases of a run that nobody gave back, to be looked for with the driver."""
+    """The leases of a run that were not given back, to be looked for with the driver."""
     found: dict[str, LeaseRow] = {}
     for event in ws.store.runs.events(run):
         if event.subject != "lease":

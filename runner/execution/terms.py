@@ -119,7 +119,7 @@ class Listener(Protocol):
 class Since(NamedTuple):
     """When a request came."""
 
-    at: float  # by a clock that nobody sets
+    at: float  # by a clock that is never set
     version: int  # of the store
 
     @property

@@ -1,4 +1,4 @@
-"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there asks nobody."""
+"""Put the results of a run where `--out s3://…` says, before the run counts as completed; a run that changes nothing there sends no request."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _bucket(ws: Workspace, address: str) -> Bucket:
 
 
 def _lying(ws: Workspace, path: str, content: Content) -> tuple[Path, Content, Callable[[], list[Entry]]]:
-    """Where an output lies here; one that only a shared store has is fetched.  Raises Infrastructure."""
+    """Where an output is here; one that only a shared store has is fetched.  Raises Infrastructure."""
     cache = ws.remote_cache
     if not ws.objects.intact(content) and (cache is None or cache.bring([content])):
         raise Infrastructure(f"{path} is not stored here any more and cannot be uploaded", fix="run again with -B, which makes it anew")

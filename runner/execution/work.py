@@ -90,7 +90,7 @@ class Control:
     handing_over: bool = False
     """The worker ends, and another goes on with the run: nothing new is started here."""
     left: bool = False
-    """What runs, if anything does, is left to whoever resumes the run."""
+    """What runs, if anything does, is left to the worker that resumes the run."""
     stopping: bool = False
     """What runs is being stopped, and what is just being started has to be."""
     disturbed: bool = False

@@ -279,7 +279,7 @@ def _pip(home: str) -> list[str]:
 
 def _installed(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
     over = threading.Event()
-    # It holds the lock too: nobody else begins while an installer is at work whose builder was killed.
+    # It holds the lock too: no other builder begins while an installer is at work whose builder was killed.
     with subprocess.Popen(
         installer.argv(requirements),
         env=installer.env,

@@ -89,7 +89,7 @@ class Arrivals:
         cargo.bare = True
 
     async def _listing(self, cargo: Cargo) -> tuple[dict[str, str], dict[str, str]]:
-        """The kind of everything that lies there of a tree, and where links point."""
+        """The kind of everything that is there of a tree, and where links point."""
         return await self._wire.ask("listing", cargo.folder, read=_listing)
 
     async def same(self, cargo: Cargo) -> bool:

@@ -217,7 +217,7 @@ def synced(states: Sequence[StateFolder], root: str) -> list[SyncedState]:
 
 
 def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
-    """An attempt directory as it lies here, in a form that can travel."""
+    """An attempt directory as it is here, in a form that can travel."""
     from .transfer import Parcel
 
     parcel = Parcel(states=dict(states))

@@ -27,7 +27,7 @@ class Pieces:
 
 
 class Older(NamedTuple):
-    """A large file that lies there."""
+    """A large file that is there."""
 
     path: str
     """From the root."""
@@ -69,7 +69,7 @@ class Cargo:
         return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
 
     def told(self) -> tuple[bytes, str]:
-        """A tree's manifest as it lies beside it, and the digest by which its names and links are recognized there."""
+        """A tree's manifest as it is beside it, and the digest by which its names and links are recognized there."""
         if self._told is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
             self._told = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)

@@ -54,7 +54,7 @@ LINK = -1
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What lies below a folder, and the room on its disk, bytes."""
+    """What is below a folder, and the room on its disk, bytes."""
 
     files: Listing
     free: int
@@ -69,13 +69,13 @@ class Away(Protocol):
         ...
 
     async def held(self, path: str) -> Look:
-        """What can be gone on from there: of several nodes, what each of them has."""
+        """What can be resumed from there: of several nodes, what each of them has."""
         ...
 
     async def bring(self, path: str, target: Path) -> int:
         """Copy a file or folder here, verified, to a name that does not exist.  Its bytes.
 
-        What is left of a copy that was cut off lies at `<target>.coming`, from which the next one goes on.
+        What is left of a copy that was cut off is at `<target>.coming`, from which the next one goes on.
         """
         ...
 
@@ -90,7 +90,7 @@ class Away(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyncedState:
-    """One state of a running attempt: where it lies here and there, and how its recipe wants it kept."""
+    """One state of a running attempt: where it is here and there, and how its recipe wants it kept."""
 
     name: str
     here: Path
@@ -102,7 +102,7 @@ class SyncedState:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one look at a state came to, for whoever tells people."""
+    """What one look at a state came to, to be reported."""
 
     state: str
     brought: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class CheckpointSync:
     async def restore(self) -> dict[str, Newest]:
         """Before an attempt: what the host has and we do not comes home, then the newest checkpoint and all that is none is put there.
 
-        Which checkpoint each state goes on from.  Raises DriverError and RecipeError when it cannot be put there.
+        Which checkpoint each state resumes from.  Raises DriverError and RecipeError when it cannot be put there.
         """
         return {state.name: await self._restore(state) for state in self._states}
 
@@ -209,7 +209,7 @@ class CheckpointSync:
         return found
 
     async def _bring(self, state: SyncedState, doing: _Doing, *, over: bool, newer: bool = False) -> None:
-        """One round.  `over`: nobody writes there any more.  `newer`: only what is newer than all that is whole here."""
+        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
         look = await self._away.look(state.there)
@@ -468,7 +468,7 @@ def _whole(state: SyncedState) -> dict[str, Listing]:
 
 
 def _afresh(state: SyncedState, going: Collection[str] | None = ()) -> None:
-    """Clear what a kill left, but for what a copy can go on from (None: any), and for what was moved aside and not yet replaced."""
+    """Clear what a kill left, but for what a copy can resume from (None: any), and for what was moved aside and not yet replaced."""
     incoming = _incoming(state)
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):

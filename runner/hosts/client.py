@@ -42,7 +42,7 @@ class Line(Protocol):
     """A way to one agent.  Tells what comes to `hear`, and its end to `lost`, with the reason."""
 
     patience: float
-    """Seconds in which an agent must be reached before whoever waits is told that none is."""
+    """Seconds in which an agent must be reached before waiting callers get Unreachable."""
     pauses: Sequence[float]
     """Seconds between tries; the last one again and again."""
     deadman: float | None
@@ -65,7 +65,7 @@ class Line(Protocol):
         ...
 
     async def place(self, log: str | None, name: str) -> str:
-        """Where the log of a job lies: absolute."""
+        """Where the log of a job is: absolute."""
         ...
 
     async def read(self, log: str, offset: int) -> bytes:
@@ -127,7 +127,7 @@ class Client:
             try:
                 self._ask(name)
             except DriverError:
-                del self._starts[name]  # whoever asked hears of it: it may not begin later
+                del self._starts[name]  # its caller hears of it: it may not begin later
                 raise
         return job
 
@@ -229,7 +229,7 @@ class Client:
             self._line.write(frame)
 
     def _connect(self) -> None:
-        """Reach the agent.  One that is just leaving still holds the lock and answers nobody: try again."""
+        """Reach the agent.  One that is just leaving still holds the lock and does not answer: try again."""
         self._retry = None
         try:
             self._connected = self._line.open(self._hear, self._lost)
@@ -251,7 +251,7 @@ class Client:
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
     def _again(self, error: DriverError | None) -> None:
-        """Try again in a while, or tell those who wait that nobody answers."""
+        """Try again in a while, or tell waiting callers that there is no answer."""
         assert self._loop is not None
         now = self._loop.time()
         if self._failing_since is None:
@@ -376,7 +376,7 @@ class Socket:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._root = host.root
-        self._awake: socket.socket | None = None  # to an agent that nobody has asked for anything yet
+        self._awake: socket.socket | None = None  # to an agent that was not asked for anything yet
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent = bytearray()

@@ -93,7 +93,7 @@ class Collector:
                 )
 
     async def _fetch(self, path: str, taken: Taken) -> None:
-        """Have an output in the store here.  What came before a connection broke lies beside the target, whose name is the same at each try."""
+        """Have an output in the store here.  What came before a connection broke is beside the target, whose name is the same at each try."""
         content = Content(taken.content)
         if self._ws.objects.has(content):
             return

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MOST = 64
 """Mounts of one container: where links lead to more places than this, folders above them are mounted."""
 HOME = "/tmp"  # noqa: S108  (a path in the image)
-"""Home of every step in a container, whoever it runs as: the image's own may not be writable, and the host's is not there."""
+"""Home of every step in a container, under any user: the image's own may not be writable, and the host's is not there."""
 LABEL = "recipe.attempts"
 MARK = "recipe: the container did not start"
 _INIT = re.compile(r"ERROR \(catatonit:\d+\): failed to exec pid1: (.*)|\[FATAL tini \(\d+\)\] exec (.*) failed: (.*)")

@@ -120,7 +120,7 @@ class Courier:
     def _piecemeal(
         self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
     ) -> Iterator[Callable[[], Awaitable[None]]]:
-        """The same on as many streams as there are; whoever brings the last piece has all of it hashed."""
+        """The same on as many streams as there are; the stream that brings the last piece has all of it hashed."""
         left = len(pieces)
 
         async def bring(piece: Sequence[tuple[int, int]]) -> None:

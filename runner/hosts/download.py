@@ -29,7 +29,7 @@ LEAST, FILES = 1 << 20, 4096
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an output is.  `content` is empty when there is none: then `problem` says why, or it is empty too and nothing lies there."""
+    """What an output is.  `content` is empty when there is none: then `problem` says why, or it is empty too and nothing is there."""
 
     content: str = ""
     entries: tuple[Entry, ...] = ()
@@ -256,7 +256,7 @@ class _Sink:
         self._open()
 
     def feed(self, data: bytes) -> bool:
-        """Take what came.  False when more comes than there should: whoever says that is not to be listened to."""
+        """Take what came.  False when the host sends more bytes than announced: treat it as untrusted."""
         view = memoryview(data)
         while self.position < len(self._wanted):
             piece = view[: self._left]

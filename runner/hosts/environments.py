@@ -1,4 +1,4 @@
-"""A Python environment from a lock, of a version of Python, or both: made once.  Knows where it lies; the builder, a program on the host, makes it.
+"""A Python environment from a lock, of a version of Python, or both: made once.  Knows where it is; the builder, a program on the host, makes it.
 
 A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) and a uv.lock are first written as one, since few pips read them.
 """
@@ -41,7 +41,7 @@ done; :
 
 
 class Wanted(NamedTuple):
-    """What an environment is of: a lock, where it lies and its content (both may be empty), and a version of Python (empty: any)."""
+    """What an environment is of: a lock, where it is and its content (both may be empty), and a version of Python (empty: any)."""
 
     lock: Path | None
     content: str

@@ -38,7 +38,7 @@ class Folder:
         return str(self._ws.home)
 
     async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
-        """A directory with these files and nothing else, for a command that is no step's; its script lies beside it."""
+        """A directory with these files and nothing else, for a command that is no step's; its script is beside it."""
         paths = Paths.at(f"{self.root}/attempts/{name}")
         Path(paths.cwd).mkdir(parents=True)
         for path, data in files.items():
@@ -48,7 +48,7 @@ class Folder:
         return paths
 
     async def program(self, path: str) -> str:
-        """Where a program of this machine lies there; brought if it is not there."""
+        """Where a program of this machine is there; brought if it is not there."""
         return path
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
@@ -69,7 +69,7 @@ class Folder:
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
     def holds(self, content: str) -> bool:
-        """Whether this output of a step of this run, which is not in our store, lies there."""
+        """Whether this output of a step of this run, which is not in our store, is there."""
         return False
 
     async def look_for(self, contents: Collection[str]) -> None:
@@ -83,8 +83,8 @@ class RemoteFolder(Folder):
         super().__init__(ws)
         self._depot, self._contact, self._busy = depot, contact, busy
         self.contents: set[str] = set()
-        """What lies there for certain."""
-        self._spent: list[str] = []  # paths there that nobody needs any more
+        """What is there for certain."""
+        self._spent: list[str] = []  # paths there that are not needed any more
         self._clearing = asyncio.Lock()
 
     @property
@@ -129,7 +129,7 @@ class RemoteFolder(Folder):
             return sys.maxsize, None  # a host that cannot be asked is not called full
 
     def holds(self, content: str) -> bool:
-        """Whether this output of a step of this run lies there."""
+        """Whether this output of a step of this run is there."""
         return content in self.contents
 
     async def look_for(self, contents: Collection[str]) -> None:

@@ -27,7 +27,7 @@ _said: dict[str, tuple[float, tuple[str, str]]] = {}
 """What interpreters answered, and when: a worker has many runs."""
 _HOLDS: Final = 60.0
 """Seconds for which such an answer is believed: what a shim leads to may be set to another."""
-"""Those that were asked, and whose answer nobody has read."""
+"""Those that were asked, and whose answer was not read yet."""
 
 
 def chosen(asked: str, root: Path, environ: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The places that a run holds, by their leases: which serve a need, which are about to end, which nobody needs.  Decides, and does nothing."""
+"""The places that a run holds, by their leases: which serve a need, which are about to end, which are not needed.  Decides, and does nothing."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .leases import LONG, SOON, Leases, lease_of, offer_of
 from .money import committed
 
 FOREVER: Final = 32_503_680_000.0
-"""The end of a machine that is kept, in seconds since the epoch: nobody ends it by itself."""
+"""The end of a machine that is kept, in seconds since the epoch: nothing ends it automatically."""
 
 
 class KeptLeases(Leases):
@@ -101,12 +101,12 @@ class KeptLeases(Leases):
         return self._move(use, "COMING", lease=made.lease)
 
     def free(self) -> None:
-        """Raises Busy when a step of another run may be on the kept machine: nobody stops that by itself."""
+        """Raises Busy when a step of another run may be on the kept machine: that is not stopped automatically."""
         machine = self.machine() if self.keeping is not None else None
         for row in self.uses(machine) if machine is not None else ():
             if row.run not in ("", self.run):
                 words = f"the machine of the stack is in use by run {row.run}"
-                raise Busy(words, fix=f"`recipe resume {row.run}` goes on with it, `recipe reap {row.key}` stops the machine")
+                raise Busy(words, fix=f"`recipe resume {row.run}` continues it, `recipe reap {row.key}` stops the machine")
 
     async def _running(self) -> LeaseRow | None:
         """The use of a machine that runs for no run, if there is one; what is left of others is ended.  Raises Busy, DriverError."""
@@ -208,7 +208,7 @@ class KeptLeases(Leases):
         return committed(machine.price, machine.asked, now) + sum(each.usd for each in spent.values())
 
     def leave(self, row: LeaseRow) -> None:
-        """Let go of a use that nobody has to end before its time."""
+        """Let go of a use that need not end before its time."""
         self.ledger.take(row, "")
 
     def hand_over(self, row: LeaseRow) -> None:

@@ -49,7 +49,7 @@ class LeaseUpkeep:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def tidy(self) -> None:
-        """End what dead runs left to nobody; say what they left that costs money."""
+        """End what dead runs left; say what they left that costs money."""
         from . import reaper
 
         for words in await reaper.tidy(self._leases, self._environ):

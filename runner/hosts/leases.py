@@ -164,7 +164,7 @@ class Leases:
             lease = error.lease or await self._find(row)
         except DriverError:
             raise  # it did not get through: the intent stays until a listing has shown that nothing came of it
-        except Exception as error:  # a reply that nobody could read
+        except Exception as error:  # an unreadable reply
             _log.error("the reply to the order %s cannot be read: %s", row.key, error)
             lease = await self._find(row)
         if lease is None:
@@ -261,7 +261,7 @@ class Leases:
             row = self.ledger.extend(row, until.timestamp())
             order = Order(offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image)
             await self._call(partial(self.driver.acquire, order), SOON)
-        elif self.driver.traits.ends == "nobody":
+        elif self.driver.traits.ends == "nothing":
             row = self.ledger.extend(row, until.timestamp())
         elif isinstance(self.driver, Prolonging):
             row = self.ledger.extend(row, until.timestamp())

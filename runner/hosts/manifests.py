@@ -17,7 +17,7 @@ def name_of(content: str) -> str:
 
 
 def place_of(content: str) -> str:
-    """Where an object lies, from the root."""
+    """Where an object is, from the root."""
     return f"objects/{content[2:4]}/{name_of(content)}"
 
 
@@ -28,7 +28,7 @@ def stamp_of(entries: Sequence[Entry]) -> str:
 
 
 def folders(manifest: Iterable[Entry]) -> list[str]:
-    """Every folder of a tree, each after the one it lies in."""
+    """Every folder of a tree, each after the one it is in."""
     found: dict[str, None] = {}
     for path, kind, _, _ in manifest:
         folder = path if kind == "d" else path.rpartition("/")[0]
@@ -53,7 +53,7 @@ def untrusted(entries: Sequence[Entry]) -> str:
         if kind == "o":
             return f"{path!r} is neither a file nor a folder"
         if any("/".join(parts[:depth]) in kinds for depth in range(1, len(parts))):
-            return f"{path!r} lies below what is no folder"
+            return f"{path!r} is below what is no folder"
         if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
             return f"{path!r} has no digest"
         if kind == "l" and _leads_out(path, targets):

@@ -21,7 +21,7 @@ ENDS: Final = {
     "provider": "the provider ends it at its time",
     "machine": "it ends itself at its time",
     "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
-    "nobody": "nobody ends it when this program is dead",
+    "nothing": "nothing ends it when this program is dead",
 }
 VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 

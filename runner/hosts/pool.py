@@ -51,7 +51,7 @@ from .sites import Site
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
 SWEEP = timedelta(days=1)
-"""Between two looks at what a host keeps that nobody has asked for in a long time."""
+"""Between two looks at what a host keeps that was not used for a long time."""
 
 _log = Log("hosts")
 
@@ -119,7 +119,7 @@ class HostPool:
         return self.leases is not None and self.leases.driver.traits.priced
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
-        """What all places have together of cpus, gpus, or memory in bytes.  Where machines are rented when they are needed nobody can tell."""
+        """What all places have together of cpus, gpus, or memory in bytes.  Unknown where machines are rented on demand."""
         return {} if self.priced else {name: sum(site.capacity.has(name) for site in self.sites) for name in names}
 
     @property

@@ -219,10 +219,10 @@ def _python(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
 
 def _sizes(told: machine.Facts) -> Iterator[Finding]:
     have = machine.resources(told)
-    yield Finding("ok", "cores", f"{have.cpus:g}") if have.cpus else Finding("note", "cores", "not told", "")
-    yield Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB") if have.memory else Finding("note", "memory", "not told", "")
+    yield Finding("ok", "cores", f"{have.cpus:g}") if have.cpus else Finding("note", "cores", "unknown", "")
+    yield Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB") if have.memory else Finding("note", "memory", "unknown", "")
     if have.disk is None:
-        yield Finding("note", "disk", "not told", "whether data fits is found out when it does not")
+        yield Finding("note", "disk", "unknown", "whether data fits is found out when it does not")
     elif have.disk < _LITTLE:
         yield Finding("note", "disk", f"{have.disk / 1e9:.1f} GB free", "that is little for models: make room, or name a `root` on another disk")
     else:

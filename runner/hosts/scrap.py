@@ -16,7 +16,7 @@ from ..storage.disk import delete, overwrite
 
 
 class Spare(NamedTuple):
-    """A directory, its folders (relative, each after the one it lies in) and its files: plain, writable, ours alone."""
+    """A directory, its folders (relative, each after the one it is in) and its files: plain, writable, ours alone."""
 
     path: str
     folders: tuple[str, ...]
@@ -68,7 +68,7 @@ class Scrap:
         return _renamed(self._files, path)
 
     def give_script(self, path: str) -> None:
-        """A script that nobody runs any more.  It keeps its name until it gets another one."""
+        """A script that is not run any more.  It keeps its name until it gets another one."""
         self._scripts.append(path)
 
     def give_log(self, path: str) -> None:

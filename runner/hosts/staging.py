@@ -61,7 +61,7 @@ class Attempt:
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
         if name in self.staged or self._linked(at, name):
-            return  # two patterns of the recipe name one file, or one names the folder that it lies in
+            return  # two patterns of the recipe name one file, or one names the folder that it is in
         target = self.place(name)
         found = os.stat(source)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
@@ -149,7 +149,7 @@ class Attempt:
             return [*self.doubtful, error.path]
 
     def heavy(self, outputs: Sequence[OutputSpec]) -> bool:
-        """Whether taking the outputs would hold up whoever waits for it."""
+        """Whether taking the outputs would hold up the caller that waits for it."""
         for _, path, _flags in outputs:
             try:
                 found = os.stat(f"{self.path}/{path}")
@@ -176,7 +176,7 @@ class Attempt:
                     wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
                 continue
             if self._leads_out(path, kept):
-                wrong.append(f"declared output {path} lies behind a link that leads out of the attempt directory")
+                wrong.append(f"declared output {path} is behind a link that leads out of the attempt directory")
                 continue
             plain = stat.S_ISREG(here.st_mode)
             if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):

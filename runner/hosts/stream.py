@@ -25,7 +25,7 @@ from ..agent.frames import Broken, Frames, frame
 Part: TypeAlias = Literal["jobs", "files"]
 
 AHEAD = 8
-"""Pieces that wait to be sent before whoever sends has to wait."""
+"""Pieces that wait to be sent before a sender has to wait."""
 SMALL = 1 << 14
 """Bytes up to which frames are put together."""
 PATIENCE = 60.0

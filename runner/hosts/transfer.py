@@ -97,7 +97,7 @@ class Depot:
     # -- contents
 
     def path(self, content: str) -> str:
-        """Where an object lies there, if it does."""
+        """Where an object is there, if it does."""
         return f"{self.root}/{place_of(content)}"
 
     async def have(self, contents: Collection[str]) -> set[str]:
@@ -209,7 +209,7 @@ class Depot:
             raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
 
     async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
-        """Delete objects that nobody asked for since then, unless an attempt there leads to them or `keep` has them, and states nobody wrote to.
+        """Delete objects not used since then, unless an attempt there leads to them or `keep` has them, and states that were not written to.
 
         Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
         """
@@ -221,13 +221,13 @@ class Depot:
 
 
 def _content(path: str) -> str:
-    """The content id of an object that lies at `path`."""
+    """The content id of an object that is at `path`."""
     name = path.rpartition("/")[2]
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
 class _Seen(NamedTuple):
-    """What a host says lies at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
+    """What a host says is at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
 
     kind: str
     entries: tuple[Entry, ...]

@@ -1,6 +1,6 @@
 """Sends contents to one host: what is not there yet, and again what did not arrive.  Knows manifests and chunks, not who needs them.
 
-What travels is compared with what lies there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
+What travels is compared with what is there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
 connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
 of its content.
 """
@@ -51,7 +51,7 @@ class Sender:
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
         async with contextlib.AsyncExitStack() as turns:
-            for content in sorted(sources):  # in one order, so that nobody waits for somebody who waits for him
+            for content in sorted(sources):  # in one order, so that there is no deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
             _sending.add(self._wire.sender)
             turns.callback(_sending.discard, self._wire.sender)
@@ -240,7 +240,7 @@ def _standing(answer: Any) -> _Standing:
 
 
 def _dead(sender: str) -> bool:
-    """Whether whoever sent under this name is certainly not sending any more."""
+    """Whether the earlier sender of this name has certainly stopped."""
     theirs, _, _ = sender.rpartition("-")
     mine = process()
     if theirs == mine:

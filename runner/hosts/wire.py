@@ -68,7 +68,7 @@ def _again(error: Exception, tried: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a transfer is.  Bytes, bytes a second, seconds; `eta` None while nobody can tell."""
+    """How far a transfer is.  Bytes, bytes a second, seconds; `eta` None while it is unknown."""
 
     what: str
     done: int
@@ -78,7 +78,7 @@ class Progress:
 
 
 class Wire:
-    """Questions to the agent of one host about what lies below `root` there; a relative one begins at the login's home."""
+    """Questions to the agent of one host about what is below `root` there; a relative one begins at the login's home."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Wire:
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[Stream]:
-        """A stream that nobody else uses meanwhile.  One on which something went wrong is not used again."""
+        """A stream for this caller alone.  One on which something went wrong is not used again."""
         stream = self._idle.pop() if self._idle else await self._another()
         try:
             yield stream
@@ -221,7 +221,7 @@ class Wire:
         self._offer(stream)
 
     async def _another(self) -> Stream:
-        """A stream: a new one, or one that somebody is done with before that is there.  Some servers let nobody have many."""
+        """A stream: a new one, or one that somebody is done with before that is there.  Some servers allow only a few."""
         turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._wanting.append(turn)
         self._more()

@@ -22,11 +22,11 @@ class Workdir:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._made: dict[str, None] = {}  # folders, each after the one it lies in
+        self._made: dict[str, None] = {}  # folders, each after the one it is in
         self._scrap: Scrap | None = None
         self._spare: list[str] = []  # files of an earlier attempt, to be written over
         self._aside = 0  # spare files that had a name which was wanted
-        self._idle: dict[str, None] = {}  # folders of an earlier attempt that nobody has asked for yet
+        self._idle: dict[str, None] = {}  # folders of an earlier attempt that were not asked for yet
 
     @property
     def begun(self) -> bool:
@@ -34,7 +34,7 @@ class Workdir:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Those in it that were made here, each after the one it lies in."""
+        """Those in it that were made here, each after the one it is in."""
         return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
 
     def begin(self, scrap: Scrap | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Show a run to whoever started it: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
+"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
 
 All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
 that is closed or full is left alone from then on.
@@ -547,7 +547,7 @@ class _Story:
         if failure.log:
             told.append((f"  log: {shown(failure.log)}", "dim"))
         if failure.left:
-            told.append((f"  what it left: {shown(failure.left)}", "dim"))
+            told.append((f"  kept for debugging: {shown(failure.left)}", "dim"))
         if failure.hint:
             told.append((f"  fix: {named(failure.hint)}", "good"))
         return told

@@ -45,8 +45,8 @@ class Sheet:
     data: Sequence[Data] = ()
     locks: Mapping[str, str] = field(default_factory=dict)
     """What each lock that the recipe names holds, in a few words."""
-    reckoned: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
-    """By preset, what its training is reckoned to take on the kinds of GPU that it means, a line each."""
+    estimated: Mapping[str | None, Sequence[str]] = field(default_factory=dict)
+    """By preset, what its training is estimated to take on the kinds of GPU that it means, a line each."""
 
 
 # -- the facts --------------------------------------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def described(sheet: Sheet) -> Mapping[str, object]:
         "resources": _resources(recipe.resources),
         "machines": {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)},
         "limits": _limits_json(_limits(recipe, None)),
-        "reckoned": {name or "": list(lines) for name, lines in sheet.reckoned.items()},
+        "estimated": {name or "": list(lines) for name, lines in sheet.estimated.items()},
         "took": {name or "": {"seconds": list(took.seconds), "memory": took.memory} for name, took in sheet.took.items()},
         "environment": dict(_environment(sheet)),
         "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
@@ -249,7 +249,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
     yield "what you get", [_result(recipe, name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
     yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in choices(recipe)]
-    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.reckoned.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
+    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
         yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
@@ -319,7 +319,7 @@ def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
 
 
 def _kind(spec: Input) -> str:
-    """Its type, what it is when nobody gives it, what bounds it, and what it means to change it."""
+    """Its type, its default, what bounds it, and what it means to change it."""
     head = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")

@@ -1,4 +1,4 @@
-"""A word to whoever sits at this machine, by the program that its desktop has for that.  Without one, nothing."""
+"""A notification on this machine's desktop, by the program that its desktop has for that.  Without one, nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what lies beside it, opens nothing."""
+"""Draft a recipe around a training script that was read.  Decides names, inputs, outputs and state; asks what is beside it, opens nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Draft:
 def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str, kind: Callable[[str], str]) -> Draft:
     """A recipe called `name` whose one step runs the script at `path`, relative to the root, as all paths here.  `code` are the files that it needs.
 
-    `kind` says what lies at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
+    `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
     """
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
@@ -46,18 +46,16 @@ def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str,
             if default is None and (option.required or (option.role == "input" and option.default)):
                 made.needed.append(names[option.name])
             if _continues(option, script):
-                made.look.append(
-                    f"more {names[option.name]} go on from the last checkpoint: take `continues` away if the learning rate depends on it"
-                )
+                made.look.append(f"more {names[option.name]} resume from the last checkpoint: remove `continues` if the learning rate depends on it")
             if (few := _fewer(option, default)) is not None:
                 smoke.append(f"    {names[option.name]}: {few}")
                 made.smaller.append(f"{names[option.name]}={few}")
     state = [option for option in script.options if option.role == "state"]
     resume = [option for option in script.options if option.role == "resume" and _latest(script)]
     if any(option.role == "resume" for option in script.options) and not resume:
-        made.look.append("it can resume, and no folder of checkpoints with names such as step-10.pt was seen: see State in docs/recipes.md")
+        made.look.append("it can resume, but no folder of checkpoints with names such as step-10.pt was found: see docs/state.md")
     elif not state:
-        made.look.append("no checkpoints were seen: a run that is killed begins anew; see State in docs/recipes.md")
+        made.look.append("no checkpointing found: an interrupted run starts over; see docs/state.md")
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     if not outputs:
         made.look.append("nothing that it writes was seen: say it under outputs, and give its path as {{ outputs.NAME }}")
@@ -190,7 +188,7 @@ def _command(path: str, script: Script, names: dict[str, str], resume: list[Opti
             yield "      args:"
             yield from (f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}" for option in options)
         return
-    yield "    # A list in the list goes as a whole where something in it is null."
+    yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
     yield f"      - [{', '.join(['python', _yaml(path), *script.words])}]"
     # Positional arguments first: an option that takes several would swallow them.

@@ -15,7 +15,7 @@ Value: TypeAlias = "Mapping[str, Any]"
 Table: TypeAlias = "dict[str, Any]"
 """A mapping of a file of YAML that is being read, or written."""
 Kind: TypeAlias = Callable[[str], str]
-"""What lies at a path: "file", "folder", "code" (a folder with Python files) or ""."""
+"""What is at a path: "file", "folder", "code" (a folder with Python files) or ""."""
 
 _RESERVED: Final = frozenset(
     {
@@ -187,7 +187,7 @@ class _Dvc:
                 folder = self._is_folder(path) or bare.endswith("/")
                 outputs[_unused(_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]), outputs)] = f"{path}/" if folder else path
                 if how.get("persist"):
-                    self._look.append(f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program goes on from what is in it")
+                    self._look.append(f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it")
                 if section == "metrics":
                     self._look.append(f"{stage}: {bare} is an output; for its numbers append JSON lines to $RECIPE_METRICS and say `metrics: true`")
         return outputs

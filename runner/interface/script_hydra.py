@@ -15,7 +15,7 @@ _MISSING: Final = "???"
 
 
 class Config(NamedTuple):
-    """A configuration as it lies beside the script: its folder, from the root; the values of its file; the members of each group below it."""
+    """A configuration as it is beside the script: its folder, from the root; the values of its file; the members of each group below it."""
 
     folder: str
     values: Mapping[str, Tree]

@@ -271,7 +271,7 @@ class _Use(ast.NodeVisitor):
             touched.patterns.append(pattern)
 
     def _base(self, node: ast.expr) -> tuple[Any, bool] | None:
-        """The option, or the text, that a path is made from, and whether it lies below it.  None for what is neither."""
+        """The option, or the text, that a path is made from, and whether it is below it.  None for what is neither."""
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.attr in self.names and node.value.id not in ("os", "torch", "np", "json", "self"):
                 return node.attr, False

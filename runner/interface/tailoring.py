@@ -27,7 +27,7 @@ class Tailored:
     """A recipe's text, what was chosen and why, and the inputs that have to be given to it."""
 
     text: str
-    reckoned: StepEstimate
+    estimated: StepEstimate
     notes: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class Tailored:
 def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[str, object], preset: str | None) -> Tailored:
     """A recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
 
-    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or nobody knows.
+    `given` inputs are taken as they are.  Raises Invalid for bad inputs, and CannotRun where nothing fits or the answer is unknown.
     """
     notes: list[str] = []
     if preset is None and any(_missing(recipe, spec, given, None) for spec in recipe.inputs.values() if spec.type == "model"):
@@ -54,24 +54,24 @@ def tailor(ws: Workspace, name: str, recipe: Recipe, gpu: Gpu, given: Mapping[st
 
 def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
             notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
-    """The inputs to set beyond those that are, and what is reckoned with them."""
+    """The inputs to set beyond those that are, and what is estimated with them."""
     chosen: dict[str, Tree] = {}
     if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
         chosen["precision"] = "fp16"
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
 
-    def reckon(more: Mapping[str, Any]) -> StepEstimate:
+    def taking(more: Mapping[str, Any]) -> StepEstimate:
         return estimates.of_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
 
-    found = reckon({})
+    found = taking({})
     if found.found is None and estimates.fetched(values.get("base")):
-        found = reckon({})
+        found = taking({})
     if found.found is None:
         fix = "give another base, or fetch its config.json: a local folder will do" if "config.json" in found.unknown else "write the recipe by hand"
-        raise CannotRun(f"nobody can say what fits: {found.unknown}", fix=fix)
+        raise CannotRun(f"what fits is unknown: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         for more in training_from_inputs.larger(values):
-            if not set(more) & set(given) and (larger := reckon(more)).verdict == "FITS":
+            if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
                 (size,) = more.values()
                 notes.append(f"micro_batch={size}: the largest that fits; the same training, faster")
                 return {**chosen, **more}, larger
@@ -86,7 +86,7 @@ def _chosen(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu,
             continue
         so_far |= more
         why |= {each: f"{each}={json.dumps(value)}: {cost}" for each, value in more.items()}
-        smaller = least = reckon(so_far)
+        smaller = least = taking(so_far)
         if smaller.verdict == "FITS" or (smaller.verdict == "TIGHT" and best[1].verdict == "NO"):
             best = (dict(so_far), smaller, list(why.values()))
         if smaller.verdict == "FITS":

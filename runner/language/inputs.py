@@ -62,7 +62,7 @@ def bind(
 ) -> dict[str, Tree]:
     """One value for every input but the secrets, which have none here.  Raises Invalid.
 
-    `preset` may be several, `a,b`: later ones win.  `environment` is where secrets are set; without it nobody asks for them.  `origins`: the files
+    `preset` may be several, `a,b`: later ones win.  `environment` is where secrets are set; without it they are not asked for.  `origins`: the files
     that values were read from, for messages.
     """
     values, problems = tried(recipe, given, preset=preset, origins=origins)

@@ -179,7 +179,7 @@ def _by_path(name: str, workspace: Path) -> Path:
 
 
 def _beside(name: str, workspace: Path) -> str:
-    return f"the file beside you is given as ./{name}.yaml" if (workspace / f"{name}.yaml").is_file() else ""
+    return f"did you mean ./{name}.yaml?" if (workspace / f"{name}.yaml").is_file() else ""
 
 
 def _head(path: Path) -> str:

@@ -44,7 +44,7 @@ _TABLES = (
 
 def markdown(schema: Schema) -> str:
     """The reference: one table for each mapping of the language."""
-    return "\n".join(line for table in _TABLES for line in _table(schema, *table))
+    return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
 
 
 def refreshed(text: str, schema: Schema) -> str:
@@ -54,7 +54,8 @@ def refreshed(text: str, schema: Schema) -> str:
     return f"{before}{BEGIN}\n{markdown(schema)}\n{END}{after}"
 
 
-def _table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -> Iterator[str]:
+def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -> Iterator[str]:
+    """The lines of one table: the keys of the mapping that stands at `path` of the schema."""
     schema: Any = root
     for part in path:
         schema = schema[part]
@@ -62,8 +63,12 @@ def _table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) 
     yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
         must = " **Required.**" if key in required else ""
-        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(value['description'])}{must} |"
+        yield f"| `{key}` | {_cell(_kind(root, value))} | {_cell(_said(root, value))}{must} |"
     yield ""
+
+
+def _said(root: Schema, schema: Schema) -> str:
+    return str(schema["description"] if "description" in schema else root["$defs"][schema["$ref"].removeprefix("#/$defs/")]["description"])
 
 
 def _kind(root: Schema, schema: Schema) -> str:

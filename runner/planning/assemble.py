@@ -122,7 +122,7 @@ def _collisions(sketch: Sketch) -> None:
                 sketch.problem(
                     draft.recipe,
                     "two-makers",
-                    f'"{path}" of "{draft.id}" lies inside "{other[2]}", which "{other[0].id}" makes',
+                    f'"{path}" of "{draft.id}" is inside "{other[2]}", which "{other[0].id}" makes',
                     (*draft.step.origin, "outputs", output),
                     fix="give one of them another path",
                 )

@@ -3,7 +3,7 @@
 mention = edge      every `steps.x.y` in a step's leaves is an edge, taken or not: errors and the plan do not depend on values
 reads = key         every named value that a leaf mentions is part of the author's half of the key
 matrix              a step becomes one node per combination; an axis over files that a step makes stays pending until that step is done
-globs               no match is a path that a step of the plan makes, holds or lies below one: compiled with all matches, then without those
+globs               no match is a path that a step of the plan makes, holds or is below one: compiled with all matches, then without those
 uses                the other recipe's steps, ids `outer/inner`, keys as if it had been run alone; only publishing knows the prefix
 """
 
@@ -280,7 +280,7 @@ class _Compiler:
         own = _settled(scope, step, chosen)
         author = _author(step, recipe, own)
         if not step.outputs:
-            # Whoever has no outputs is there for its effect: two steps that say the same are two effects.
+            # A step without outputs is there for its effect: two steps that say the same are two effects.
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
         places = {"inputs": draft.inputs, "matrix": draft.matrix}

@@ -160,7 +160,7 @@ def _remembered(plan: Plan, n: int, key: Digest, world: fingerprint.World, facts
 
 
 def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[Place]) -> Verdict:
-    """Fresh if what was left lies where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
+    """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
     outputs, there = left.outputs, facts.there
     gone = [place for place in places if place.output in outputs and there.get(place.path) != outputs[place.output]]
     if not gone:

@@ -270,7 +270,7 @@ def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
 
 
 class Makes:
-    """Paths that are made.  What is one of them, lies below one or holds one is not the same before and after, and so no match of a glob."""
+    """Paths that are made.  What is one of them, is below one or holds one is not the same before and after, and so no match of a glob."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._all = set(paths)

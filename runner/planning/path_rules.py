@@ -27,7 +27,7 @@ def unfit(path: str, *, folder: bool = True) -> str:
     if plain in ("", ".") or escapes(path):
         return f'is "{path}", which leaves the attempt directory'
     if plain.split("/")[0] == ".recipe":
-        return f'is "{path}", which lies in .recipe, which is ours'
+        return f'is "{path}", which is in .recipe, which is ours'
     if path.endswith("/") and not folder:
         return f'is "{path}", which names a folder'
     return ""

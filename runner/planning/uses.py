@@ -45,7 +45,7 @@ class UsedRecipes:
         where = (*step.origin, "uses")
         scope.results[step.id] = {}
         if other is None:
-            return  # reported by whoever looked for it
+            return  # reported where it was looked for
         if other.id in self.depth:
             self.sketch.problem(recipe, "cycle", f"recipes use each other: {' -> '.join([*self.depth, other.id])}", where)
             return

@@ -96,7 +96,7 @@ def _methods(app: FastAPI, path: str) -> list[str]:
 
 
 def _refused(error: Exception, request: Request) -> Refused:
-    """Any error as a refusal.  What an error of ours that nobody foresaw was about stays in the log."""
+    """Any error as a refusal.  What an unexpected error of ours was about stays in the log."""
     match error:
         case Refused():
             return error

@@ -1,4 +1,4 @@
-"""The page that shows runs in a browser: fixed files without any data.  What they show they ask of /v1, with the token of whoever looks."""
+"""The page that shows runs in a browser: fixed files without any data.  What they show they ask of /v1, with the token of the reader."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def resume(job_id: str, room: InRoom, asked: Resume | None = None) -> Accepted:
 
 
 def _go_back(room: Room, run: str, path: str) -> None:
-    """Have a paused run go on from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
+    """Have a paused run resume from this checkpoint of its own, given by its path or the end of it.  Raises Refused."""
     from ..execution.session import look
     from ..execution.terms import request_of_run
     from ..survey import kept_state

@@ -89,7 +89,7 @@ class Pulse:
         return await asyncio.shield(known)
 
     async def now(self, run: str) -> Beat:
-        """The run as it is: whoever has read an event of it finds it done."""
+        """The run as it is: what an event of it says is already true."""
         return await run_in_threadpool(self._looked, run, None)
 
     def _looked(self, run: str, last: Beat | None) -> Beat:

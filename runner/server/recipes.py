@@ -241,11 +241,11 @@ def plan(asked: Asked, room: InRoom) -> PlanView:
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
         found = look(ws, bundles.brought(ws, Request(each.word, asked.inputs, asked.preset)))
         expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
-        reckoned = estimates.of_plan(ws, found.plan, found.todo)
+        estimated = estimates.of_plan(ws, found.plan, found.todo)
         steps = []
         for n, (node, verdict) in enumerate(zip(found.plan.nodes, found.verdicts, strict=True)):
             runs = verdict.answer in ("run", "maybe")
-            estimate = reckoned.get(n)
+            estimate = estimated.get(n)
             steps.append(
                 StepPlan(
                     id=node.id,

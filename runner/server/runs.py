@@ -66,7 +66,7 @@ class NewRun(Asked):
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
-    webhooks: list[Hook] = Field(default=[], max_length=8, description="Who is told how it goes, beside the receivers of the server's settings.")
+    webhooks: list[Hook] = Field(default=[], max_length=8, description="Receivers of its reports, beside the receivers of the server's settings.")
     limits: Limits = Limits()
 
 
@@ -290,13 +290,13 @@ def _asked(ws: Workspace, run: str, what: str) -> Done:
     """Store a request.  Raises Refused where the run is over, or no worker will read it."""
     row = run_of(ws, run)
     if row.state not in FINAL and row.due is None and not ws.store.runs.live(run):
-        raise _nobody(row, what)
+        raise _unworked(row, what)
     if row.state in FINAL or not ws.store.runs.request(run, what):
         raise _final(ws.store.runs.get(run))
     return _done(ws, run)
 
 
-def _nobody(row: RunRow, what: str) -> Refused:
+def _unworked(row: RunRow, what: str) -> Refused:
     words = "the run was begun by `recipe run`, and no process works on it"
     return Refused(409, "no-worker", words, f"`recipe {what} {row.id}` in its workspace does it")
 
@@ -340,7 +340,7 @@ def resume(run: str, _body: Nothing, room: InRoom) -> Done:
                 raise Refused(409, "not-paused", f"the run is {row.state}, and no pause was asked for", f"POST /v1/runs/{run}/pause pauses it")
             return _asked(ws, run, "resume")
         if row.due is None:
-            raise _nobody(row, "resume")
+            raise _unworked(row, "resume")
         fence = ws.store.runs.claim(run, "server")
         if fence is None:
             raise Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")

@@ -70,7 +70,7 @@ class Bucket(Protocol):
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that is not there; False when there is one, whoever was first."""
+        """Write an object that is not there; False when there is one already."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -174,7 +174,7 @@ def lock() -> Any:
 
 
 def crew(do: Callable[[T], U], items: Sequence[T], *, width: int, deadline: float | None = None, what: str = "") -> list[U]:
-    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) nobody is waited for."""
+    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) no item is waited for."""
     if (len(items) <= 1 or width <= 1) and deadline is None:
         return [do(item) for item in items]
     import threading

@@ -49,7 +49,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a checkpoint is, and whether a training may go on from it."""
+    """What a checkpoint is, and whether a training may resume from it."""
 
     ok: bool
     kind: str  # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The checkpoint that a training goes on from, and the newer ones that it cannot."""
+    """The checkpoint that a training resumes from, and the newer ones that it cannot."""
 
     name: str | None = None
     verdict: Verdict | None = None
@@ -78,7 +78,7 @@ class Newest:
         if self.name is None:
             return f"NO CHECKPOINT CAN BE USED, starting over: {said}{more}" if self.passed else ""
         at = f" (step {self.step})" if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name) else ""
-        return f"goes on from {self.name}{at}" + (f"; {said}{more}" if said else "")
+        return f"resumes from {self.name}{at}" + (f"; {said}{more}" if said else "")
 
 
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
@@ -145,7 +145,7 @@ def hold(root: Path, attempt: str) -> None:
 
 
 def newest(folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True) -> Newest:
-    """The newest checkpoint that a training by `world` processes may go on from: by the number in its name, then by time.
+    """The newest checkpoint that a training by `world` processes may resume from: by the number in its name, then by time.
 
     A `thorough` look reads it whole.
     """
@@ -219,13 +219,13 @@ def best(path: Path) -> str:
 
 
 def went_back(restored: int | None, first: int | None) -> str:
-    """Whether a training that went on from step `restored` told `first` as its first step: words if it began before that, else empty.
+    """Whether a training that resumed from step `restored` told `first` as its first step: words if it began before that, else empty.
 
     The step of the checkpoint itself may be told again (some count from zero, some evaluate before they train); one before it may not.
     """
     if restored is None or first is None or first >= restored:
         return ""
-    return f"it was to go on from step {restored}, and its first report is of step {first}: it trains again what it had"
+    return f"it was to resume from step {restored}, and its first report is of step {first}: it trains again what it had"
 
 
 def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:

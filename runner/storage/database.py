@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     tags: Mapping[str, str]  # files beside it -> what they say
     mode: int  # of the file
     variable: str  # names another folder or file
-    migrates: str  # the command that migrates an older one; empty: it is small, and whoever only reads migrates a copy in memory
+    migrates: str  # the command that migrates an older one; empty: it is small, and a reader migrates a copy in memory
     without: str  # what it means to move a damaged one away
 
 
@@ -271,7 +271,7 @@ def _make(path: Path, kind: Kind) -> None:
             with _trouble(path, kind):
                 new.touch(mode=kind.mode)
                 db = _connect(new)
-                # Nobody uses it before it is whole: it goes to the disk once, and not with every statement.
+                # It is not used before it is whole: it goes to the disk once, and not with every statement.
                 db.execute("PRAGMA journal_mode = MEMORY")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA application_id = {kind.mark}")

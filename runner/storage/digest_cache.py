@@ -119,7 +119,7 @@ class DigestCache:
         try:
             sight = see(self._full(path))
         except Unhashable:
-            return  # somebody was quick; whoever asks for it will hear
+            return  # somebody was quick; the next question will show it
         self._large().note(path, sight, manifest)
 
     def changes(self) -> list[FileRow]:

@@ -36,7 +36,7 @@ class Disk:
         self._cloning: dict[tuple[int, int], bool] = {}
 
     def temporary(self) -> str:
-        """A path below `partial/` that nobody else uses: on the file system of the objects, and swept up if we die."""
+        """A path below `partial/` for this process alone: on the file system of the objects, and swept up if we die."""
         return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
     def place(self, source: str, target: str) -> None:
@@ -270,7 +270,7 @@ def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def alone(name: str, device: int) -> bool:
-    """On our file system, not through a link, and nobody else has another name for these bytes."""
+    """On our file system, not through a link, and these bytes have no other name."""
     if os.path.islink(name):
         return False
     return all(found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1) for _, found in below(name))

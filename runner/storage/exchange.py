@@ -77,7 +77,7 @@ class OneDisk:
         return None
 
     def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """What a run made lies in its workspace."""
+        """What a run made is in its workspace."""
 
     def hold_key(self, key: str, run: str) -> bool:
         """Always: runs of one disk hold keys by its locks."""

@@ -218,7 +218,7 @@ def hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = None
             if told is not None:
                 told(counter, total)
         if failures:
-            raise failures[0]  # the other thread has given up: whoever waits shall not wait for a large file
+            raise failures[0]  # the other thread has given up: its caller shall not wait for a large file
 
     if len(files) < 2:
         return [_hash(path, found, done) for path, found in files]

@@ -178,5 +178,5 @@ class Folder:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Trouble(f"{where}: {error.strerror}", fix="free some space there (`recipe gc --store` helps), and push again") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise Trouble(f"{where}: {error.strerror}", fix="ask whoever owns the folder for the right to write there") from error
+            raise Trouble(f"{where}: {error.strerror}", fix="ask the owner of the folder for the right to write there") from error
         raise Unreachable(f"{where}: {error.strerror}") from error

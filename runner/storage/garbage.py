@@ -1,4 +1,4 @@
-"""Decide what of a store nobody needs any more, and delete it.  Knows what refers to what, not when to do this.
+"""Decide what of a store is not needed any more, and delete it.  Knows what refers to what, not when to do this.
 
 Kept are: runs that wait or are worked on, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the
 newest of every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of
@@ -38,11 +38,11 @@ class Garbage:
 
 
 def garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
-    """What nobody needs any more."""
+    """What is not needed any more."""
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
-    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run goes on from those.
+    # A run whose worker died keeps nothing from being collected: what it made is in traces, and the next run resumes from those.
     # One that waits for another worker does.
     live = [run for run in runs if store.runs.live(run.id) or run.state not in FINAL | ({"ACTIVE"} if run.due is None else set())]
     kept_runs = {run.id for run in live} | {run.id for run in runs[:keep_runs]} | {run.id for run in runs if run.created >= oldest}

@@ -22,7 +22,7 @@ from .database import Data, Database, Kind, Row, mapping, text
 State: TypeAlias = Literal["ASKED", "COMING", "UP", "RELEASING", "GONE"]
 
 MOVES: Final[Mapping[State, frozenset[State]]] = {
-    "ASKED": frozenset({"COMING", "RELEASING", "GONE"}),  # GONE: it was never rented.  RELEASING: nobody wants it, whether or not it was rented
+    "ASKED": frozenset({"COMING", "RELEASING", "GONE"}),  # GONE: it was never rented.  RELEASING: it is not wanted, whether or not it was rented
     "COMING": frozenset({"UP", "RELEASING"}),
     "UP": frozenset({"RELEASING"}),
     "RELEASING": frozenset({"GONE"}),
@@ -50,7 +50,7 @@ LEDGER: Final = Kind(
     0o600,
     "RECIPE_LEDGER",
     "",
-    "then look at your provider's console, and end there what nobody knows any more",
+    "then look at your provider's console, and end machines there that nothing uses",
 )
 
 

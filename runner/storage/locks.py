@@ -91,7 +91,7 @@ class Locks:
                     continue
                 try:
                     fcntl.flock(handle, how)
-                    # Somebody may have removed the file while we waited: a lock on a file without a name holds nobody off.
+                    # Somebody may have removed the file while we waited: a lock on a file without a name protects nothing.
                     if _same(handle, path):
                         os.ftruncate(handle, 0)
                         os.pwrite(handle, b"process %d\n" % os.getpid(), 0)

@@ -1,4 +1,4 @@
-"""The manifests of trees in the content store: what a tree holds, without a walk through it.  Each lies beside its object, or alone."""
+"""The manifests of trees in the content store: what a tree holds, without a walk through it.  Each is beside its object, or alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 
 
 def place(root: str, content: Content) -> str:
-    """Where an object lies below the store's folder."""
+    """Where an object is below the store's folder."""
     return f"{root}/objects/{content[2:4]}/{content[2:]}{SUFFIX[content[0]]}"
 
 
@@ -71,7 +71,7 @@ class Manifests:
         return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
 
     def write(self, target: str, manifest: Sequence[Entry]) -> None:
-        """Put a manifest beside the tree that lies, or will lie, at `target`.  Raises OSError."""
+        """Put a manifest beside the tree that is, or will lie, at `target`.  Raises OSError."""
         temporary = self._disk.temporary()
         text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
         write(temporary, text.encode("utf-8", "surrogateescape"), "f")

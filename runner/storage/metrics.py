@@ -118,7 +118,7 @@ def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
 
 
 def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:
-    """Lines, and of one that is too long to mean anything its pieces: a log without newlines never lies in memory as a whole."""
+    """Lines, and of one that is too long to mean anything its pieces: a log without newlines never is in memory as a whole."""
     if not masker:
         yield from iter(lambda: file.readline(LONGEST), b"")
         return

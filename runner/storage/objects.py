@@ -4,7 +4,7 @@ Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain 
 `<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.
 
 A file of a few bytes may be a row of a table instead, stored together with the trace that names it: making a file of it costs more than the rest.
-Until then it is a record in a log below `partial/`, so that whoever comes after a kill knows it for ours, and takes it over.
+Until then it is a record in a log below `partial/`, so that after a kill the next process knows it for ours, and takes it over.
 
 Up to `SMALL` bytes a file is hashed every time it is given out: that costs less than remembering.  Larger files and trees have a seal: what the file
 system said about them after their last change of ours.  A seal that does not match, or none, means that the object is hashed before it is used; so an
@@ -116,7 +116,7 @@ class Objects:
     # -- asking
 
     def path(self, content: Content) -> Path:
-        """Where `content` lies, if it does.  One that had no file of its own has one from now on."""
+        """Where `content` is, if it does.  One that had no file of its own has one from now on."""
         target = self._path(content)
         if content[0] != "t" and not os.path.lexists(target) and (data := self.tiny.row(content)) is not None:
             temporary = self.disk.temporary()
@@ -227,7 +227,7 @@ class Objects:
     # -- throwing away
 
     def remove(self, content: Content, *, before: float = math.inf) -> bool:
-        """Delete an object, unless it was put (again) since `before`.  Whoever deletes traces does that first."""
+        """Delete an object, unless it was put (again) since `before`.  Delete traces first."""
         target = self._path(content)
         row = content in self.tiny.forget([content], before)
         try:

@@ -58,7 +58,7 @@ def content_of(manifest: Sequence[Entry], kind: str) -> Content:
 
 
 def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, told: Progress | None = None) -> Pack:
-    """Write the pack of what lies at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
+    """Write the pack of what is at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
 
     Raises Changed when a file is not what the manifest says, NotFound when the folder holds something else.
     """
@@ -275,7 +275,7 @@ def faults(folder: Path, pack: Pack, told: Progress | None = None) -> Iterator[s
 
 
 def _damaged(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
-    """The members of a tar of ours that are not as they were written.  Where each lies is known, so that one does not hide the next."""
+    """The members of a tar of ours that are not as they were written.  The place of each is known, so that one does not hide the next."""
     for entry in shard.entries:
         head = member_header(entry)
         data = file.read(len(head))
@@ -337,7 +337,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """A directory and those that it lies in, from the top."""
+    """A directory and those that it is in, from the top."""
     parts = path.split("/")
     return ("/".join(parts[: n + 1]) for n in range(len(parts)))
 

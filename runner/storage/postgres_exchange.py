@@ -59,7 +59,7 @@ class PostgresExchange:
         self._database.do(store)
 
     def _guard(self, db: Connection[Row], run: str, fence: int) -> None:
-        """In a transaction: nobody else claims the run before its end.  Raises Stale."""
+        """In a transaction: no other worker claims the run before its end.  Raises Stale."""
         ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
         if db.execute(ours, (run, fence, self._holder.name)).fetchone() is None:
             raise Stale(f"run {run} is not ours any more")

@@ -131,7 +131,7 @@ class RemoteCache:
             self._there |= {content: content in there for content in unknown}
 
     def outline(self, content: Content) -> None:
-        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: whoever reads it will say so."""
+        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: its reader will say so."""
         if not self._ws.objects.manifests.known(content) and self.holds(content):
             manifest = self._try(lambda: self.remote.manifest(content), None)
             if manifest is not None:
@@ -218,11 +218,11 @@ class RemoteCache:
             self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
 
     def indulge(self) -> None:
-        """A run has begun: from now on trouble with the store is a notice, whoever asked for it."""
+        """Once a run has started, errors of the store are notices, even if the user named the store."""
         self._asked_for = False
 
     def told(self) -> list[str]:
-        """Notices that nobody has been told yet."""
+        """Notices that were not shown yet."""
         notices, self.notices = self.notices, []
         return list(dict.fromkeys(notices))
 
@@ -315,11 +315,11 @@ class Downloads:
             try:
                 note = do()
             except BaseException as error:
-                self._bug, note = error, bool  # raised where the run is: here nobody would hear it
+                self._bug, note = error, bool  # raised where the run is: here it would be lost
             try:
                 loop.call_soon_threadsafe(done, note)
             except RuntimeError:
-                pass  # the run is over: nobody waits for this any more
+                pass  # the run is over: this is not awaited any more
 
         _beside(work)
 

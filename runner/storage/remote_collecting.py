@@ -1,4 +1,4 @@
-"""What a store that machines share holds and nobody needs: deleted when two collections, `GRACE` apart, have seen it so."""
+"""Unreferenced objects of a shared store: deleted when two collections, `GRACE` apart, have seen it so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNREFERENCED: Final = "unreferenced.json"
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What a collection would do.  `waiting` are objects that nobody needs, but that were not seen so for long enough."""
+    """What a collection would do.  `waiting` are unreferenced objects that are still inside the grace period."""
 
     traces: tuple[str, ...]
     objects: tuple[str, ...]
@@ -81,7 +81,7 @@ class Collector:
             if found is None:
                 if self._session.bucket.head(layout.trace_name(key)) is not None:
                     raise Corrupt(
-                        f"{self._session.url}/{layout.trace_name(key)} cannot be read, so that nobody can say what it needs",
+                        f"{self._session.url}/{layout.trace_name(key)} cannot be read, so what it needs is unknown",
                         fix="delete that object, and collect again",
                     )
                 continue
@@ -95,13 +95,13 @@ class Collector:
                 names |= {f"objects/{blob[:2]}/{blob}" for blob in parts.blobs}
             elif told is not None:
                 raise Corrupt(
-                    f"{self._session.url}/{name[:-4]}parts cannot be read, so that nobody can say what it needs",
+                    f"{self._session.url}/{name[:-4]}parts cannot be read, so what it needs is unknown",
                     fix="delete that object, and collect again",
                 )
         return names
 
     def _seen(self) -> dict[str, float]:
-        """Objects that an earlier collection saw nobody need, and since when."""
+        """Objects that an earlier collection saw unreferenced, and since when."""
         try:
             seen = json.loads(self._session.bucket.read(_UNREFERENCED) or b"{}")
             return {str(name): float(since) for name, since in seen.items()}

@@ -133,7 +133,7 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
         at = posixpath.dirname(entry.path)
         while at:
             if at in solid:
-                return f"names {entry.path!r}, which lies below something that is no folder"
+                return f"names {entry.path!r}, which is below something that is no folder"
             at = posixpath.dirname(at)
     return None
 

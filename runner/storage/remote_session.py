@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 32
 """Requests in flight."""
 GRACE: Final = 86_400.0
-"""Seconds that an object stays after a collector has first seen that nobody needs it."""
+"""Seconds that an object stays after a collector has first seen it unreferenced."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a state in a shared store, so that a training goes on from it on another machine.
+"""The newest checkpoint of a state in a shared store, so that a training resumes from it on another machine.
 
     states/ab/<state key>.json    what its generation was made under, and the checkpoint of each of its states: name, content, bytes
 

@@ -7,7 +7,7 @@ Below the store's URL, with the names of the local store:
     objects/ab/<sha256>.t.parts   which objects its files are in: large ones each in its own, small ones laid end to end in bundles
     states/ab/<state key>.json    the newest checkpoint of a state: see `remote_states`
     traces/ab/<key>.json          "this key gave these outputs"; the first one stays
-    recipe-store.json             the format; unreferenced.json: what a gc has seen nobody need
+    recipe-store.json             the format; unreferenced.json: what a gc has seen unreferenced
 
 Everything is written in this order: files and bundles, parts, manifest, trace; so whatever a kill leaves is whole or not there.  Nothing that is read
 is believed: every byte is hashed before it gets its name here, paths of a manifest may not leave their tree, and names in a listing that are not ours
@@ -151,7 +151,7 @@ class Remote:
         return trace
 
     def mark(self) -> None:
-        """Say in the store what it is, if nobody has; and end uploads that somebody began long ago and never ended."""
+        """Say in the store what it is, if that is missing; and end uploads that somebody began long ago and never ended."""
         self.check()
         self._bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
         self._bucket.abandon(self._session.now() - GRACE)
@@ -210,8 +210,8 @@ class Remote:
     def collect(self, *, keep_days: float) -> Garbage:
         """Delete traces older than `keep_days`, and objects that no trace has needed for a day.
 
-        An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  Whoever
-        puts an output that is there already writes it anew when it is older than half of that: so what a writer relies on is too young to be taken.
+        An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  A writer
+        writes an output that is there already anew when it is older than half of that: so what a writer relies on is too young to be taken.
         """
         self.check()
         return self._collector.collect(keep_days, dry=False)

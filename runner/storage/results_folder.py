@@ -1,7 +1,7 @@
 """Results by their own names in a bucket: what `--out s3://BUCKET/FOLDER` leaves there.  Knows files and digests, no runs.
 
-`_RECIPE.json` is written last and says what lies beside it.  While it says `"complete": false`, files are still being uploaded; what it lists then is
-there already, so an upload that was cut off goes on from there, on any machine.  Nothing is ever deleted.
+`_RECIPE.json` is written last and says what is beside it.  While it says `"complete": false`, files are still being uploaded; what it lists then is
+there already, so an upload that was cut off resumes from there, on any machine.  Nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOGETHER: Final = 200
 
 
 class File(NamedTuple):
-    """A file to upload: its name in the folder, where it lies here, its bytes, and their SHA-256 in hex."""
+    """A file to upload: its name in the folder, where it is here, its bytes, and their SHA-256 in hex."""
 
     name: str
     path: str
@@ -69,7 +69,7 @@ def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -
 
 
 def lying(name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]) -> list[File]:
-    """The files of an output that lies at `path`, under `name`: itself, or all that a tree holds, with links followed.
+    """The files of an output that is at `path`, under `name`: itself, or all that a tree holds, with links followed.
 
     A link that leads nowhere, to a folder or out of the tree has no bytes of its own and is left out.
     """

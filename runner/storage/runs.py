@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 WORKER_GONE: Final = "its worker is gone"
-"""Why a run is FAILED that nobody resumed: what it began may go on."""
+"""Why a run is FAILED that was not resumed: what it began may go on."""
 POINTS: Final = "points"
 """Why a run is FAILED for which the program of `[hooks] spend` gave nothing."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
@@ -175,7 +175,7 @@ Reporter: TypeAlias = "Callable[[Sequence[Event]], Sequence[Letter]]"
 
 
 def nothing_told(events: Sequence[Event]) -> Sequence[Letter]:
-    """Of a store for which nobody named a receiver."""
+    """Of a store without a receiver."""
     return ()
 
 
@@ -189,7 +189,7 @@ def told_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Ev
 
 
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
-    """Whether nobody will resume a run: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
+    """Whether a run will never be resumed: it ended, or its worker died after its last step.  `tally` is of its steps, by (state, phase)."""
     if run.state in FINAL:
         return run.reason != WORKER_GONE
     from ..planning.schedule import FINAL as ENDED

@@ -51,7 +51,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Upload(NamedTuple):
-    """An upload in parts that nobody ended."""
+    """An upload in parts that was not ended."""
 
     key: str
     id: str
@@ -171,7 +171,7 @@ class S3:
     def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
         """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
 
-        Two who write the same at once may share an upload: whoever is late finds it ended and the object there, or begins anew.
+        Two who write the same at once may share an upload: the later one finds it ended and the object there, or begins anew.
         """
         before = self.head(name)
         for last in (False, True):
@@ -222,7 +222,7 @@ class S3:
             raise
 
     def _unfinished(self, key: str) -> tuple[str | None, dict[int, tuple[int, str]]]:
-        """The newest upload of this object that nobody ended, and its parts: number -> (bytes, MD5)."""
+        """The newest unfinished upload of this object, and its parts: number -> (bytes, MD5)."""
         begun = [(found.begun, found.id) for found in self._uploads(key) if found.key == key]
         if not begun:
             return None, {}
@@ -363,7 +363,7 @@ class S3:
             "max_pool_connections": self.width,
         }
         system = s3fs.S3FileSystem(skip_instance_cache=True, **options)
-        return sync(system.loop, system.set_session), system  # which ends the session when nobody holds it any more
+        return sync(system.loop, system.set_session), system  # which ends the session when it is not held any more
 
 
 class _Absent(Exception):

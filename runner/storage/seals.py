@@ -40,7 +40,7 @@ class Seals:
         return seal.boot == self._boot
 
     def make(self, content: Content, path: str, size: int) -> None:
-        """What lies at `path` is `content` now."""
+        """What is at `path` is `content` now."""
         self._known[content] = self._new[content] = Seal(content, mark(path)[1], self._boot, size, time.time())
 
     def forget(self, content: Content) -> None:

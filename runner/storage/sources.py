@@ -2,7 +2,7 @@
 
 A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address ->
 identity. For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a
-length and date. What lies in a bucket or behind https cannot be asked for as it was, so what was fetched is what was resolved only when the server
+length and date. What is in a bucket or behind https cannot be asked for as it was, so what was fetched is what was resolved only when the server
 says the same after as before.
 """
 
@@ -212,7 +212,7 @@ def _there(ws: Workspace, address: str) -> list[_There]:
     if address.startswith("https:"):
         from . import https
 
-        # What lies behind https is one file: to look for more would be to read it and follow its links.
+        # What is behind https is one file: to look for more would be to read it and follow its links.
         return [_There(address, *https.first_byte(store, path))]
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     names = ("VersionId", "ETag", "etag", "generation", "mtime")
@@ -242,7 +242,7 @@ def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only
     try:
         info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
         size = sum(each.size or 0 for each in info.siblings if patterns is None or _wants(patterns, each.rfilename))
-    except Exception:  # whatever its client raises: what is asked of nobody comes from the Hub's own cache, or not at all
+    except Exception:  # whatever its client raises: without a question to a server it comes from the Hub's own cache, or not at all
         size = 0
     Bound.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)

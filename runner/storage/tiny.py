@@ -1,6 +1,6 @@
 """Contents of a few bytes: rows of a table, stored together with the trace that names them.  Making a file of one costs more than the rest.
 
-Until then each is a record in a log below `partial/`, so that whoever comes after a kill knows it for ours, and takes it over.
+Until then each is a record in a log below `partial/`, so that after a kill the next process knows it for ours, and takes it over.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Workspace:
     def __init__(self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool) -> None:
         self.root, self.store, self.read_only = root, store, read_only
         self.environ = environ
-        """What secrets, `pass_env` and settings are read from: the only door to it for whoever works in here."""
+        """What secrets, `pass_env` and settings are read from: the only door to it for code in here."""
         self.own = root
         """The folder whose settings and files of variables count: that of a worker, who works in the files of another."""
         self.asks_secrets = True
@@ -281,7 +281,7 @@ class _Traces:
                 self._found[key] = _Outputs(items)
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
-        """While we are `alone`, nobody stores a trace but us: what was read at the beginning, and is added, is all that there is."""
+        """While we are `alone`, only we store traces: what was read at the beginning, and is added, is all that there is."""
         if not self._store.index.traces_of_others(recipe):
             self._complete = alone
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..planning.judge import Facts
 
 MOST: Final = 8 << 20
-"""Bytes of an archive that the database of runs keeps; a larger one lies in the shared store."""
+"""Bytes of an archive that the database of runs keeps; a larger one is in the shared store."""
 INLINE: Final = 1 << 20
 """Bytes of a dependency that travels in the archive; a larger one travels by its content."""
 _LISTED: Final = ".bundle.json"
@@ -43,7 +43,7 @@ _MADE: Final = 315532800
 
 
 class Bundle(NamedTuple):
-    """An archive and its SHA-256.  `bound`: inputs as the worker gives them.  `contents`: what has to be in the store, and where it lies here."""
+    """An archive and its SHA-256.  `bound`: inputs as the worker gives them.  `contents`: what has to be in the store, and where it is here."""
 
     digest: str
     data: bytes
@@ -162,7 +162,7 @@ class _Packing:
         for name in (str(self._anew.source), *self._anew.sources):
             place = self._place(name)
             if place is None:
-                self._wrong(f"{name} lies outside the workspace", "keep it below the workspace, or name the workspace with -C")
+                self._wrong(f"{name} is outside the workspace", "keep it below the workspace, or name the workspace with -C")
                 continue
             self._files[place] = name
             word = Path(name).stem.partition("@")[0]
@@ -191,7 +191,7 @@ class _Packing:
                 continue
             place = self._below(str(self._ws.absolute(address)))
             if place is None and address not in typed:
-                self._wrong(f"{address}, which the recipe names, lies outside the workspace", "take it as an input")
+                self._wrong(f"{address}, which the recipe names, is outside the workspace", "take it as an input")
                 continue
             content = self._content(real)
             places[address] = place or f"{_INPUTS}/{content[2:14]}/{os.path.basename(real)}"
@@ -220,7 +220,7 @@ class _Packing:
         for path in wanted:
             place = self._place(path)
             if place is None:
-                self._wrong(f"{path} lies outside the workspace", "keep it below the workspace")
+                self._wrong(f"{path} is outside the workspace", "keep it below the workspace")
             else:
                 self._files[place] = path
         for spec in self._anew.plan.specs():
@@ -263,7 +263,7 @@ class _Packing:
         return path == self._anew.source and is_path(self._anew.asked)
 
     def _below(self, path: str) -> str | None:
-        """A path from the workspace, if it lies there."""
+        """A path from the workspace, if it is there."""
         for root in (str(self._ws.root), os.path.realpath(self._ws.root)):
             if path.startswith(f"{root}/"):
                 return os.path.normpath(path.removeprefix(f"{root}/"))
@@ -284,7 +284,7 @@ class _Packing:
 
 
 def _below(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
-    """What lies at a path: a file, or a folder with all that is in it, unless only its name is wanted."""
+    """What is at a path: a file, or a folder with all that is in it, unless only its name is wanted."""
     yield place, path
     if not os.path.isdir(path) or empty:
         return

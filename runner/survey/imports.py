@@ -122,7 +122,7 @@ class Seek:
         return [*files, *(found for folder in inside if self.is_file(found := f"{folder}/__main__.py"))]
 
     def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The files of `a`, `a.b` and so on, and the folders in which what lies below is looked for."""
+        """The files of `a`, `a.b` and so on, and the folders in which what is below is looked for."""
         files: list[str] = []
         for n, part in enumerate(parts):
             portions: list[str] = []

@@ -20,7 +20,7 @@ _ASIDE = ".aside"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a step.  `why` says why no training goes on from it; empty for a whole one."""
+    """A checkpoint of a step.  `why` says why no training resumes from it; empty for a whole one."""
 
     path: Path
     number: int  # the last in its name, -1 without one
@@ -92,7 +92,7 @@ def _size(path: Path) -> int:
 
 
 def export(checkpoint: Checkpoint, target: Path) -> Path:
-    """Copy a checkpoint to `target`, or into it where that is a folder; nothing is replaced.  Answers where it lies.  Raises CannotRun."""
+    """Copy a checkpoint to `target`, or into it where that is a folder; nothing is replaced.  Answers where it is.  Raises CannotRun."""
     place = target / checkpoint.path.name if target.is_dir() else target
     if os.path.lexists(place):
         raise CannotRun(f"{place} is there already", fix="name another place, or move it away")

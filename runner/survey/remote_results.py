@@ -1,4 +1,4 @@
-"""What of a plan lies in a shared store: say it, bring its bytes, and name what can be pushed."""
+"""What of a plan is in a shared store: say it, bring its bytes, and name what can be pushed."""
 
 from __future__ import annotations
 

@@ -189,11 +189,11 @@ def forget(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> in
     return discard(ws, beside)
 
 
-# -- what lies beside the store ----------------------------------------------------------------------------------------------------------------------
+# -- what is beside the store ----------------------------------------------------------------------------------------------------------------------
 
 
 class Leftover(NamedTuple):
-    """A file or folder that nobody needs any more, and what it was."""
+    """A file or folder that is not needed any more, and what it was."""
 
     kind: str
     path: Path
@@ -216,7 +216,7 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
             found.append(Leftover("logs", folder, _size(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
         found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
-    if (ws.home / "bundles").is_dir():  # a worker's folder: what it published is its submitters', and lies in the store
+    if (ws.home / "bundles").is_dir():  # a worker's folder: what it published is its submitters', and is in the store
         open_runs = {row.id for row in rows if row.state not in FINAL}
         for folder in _listed(ws.root / "out"):
             if _RUN.fullmatch(folder.name) and folder.name not in open_runs and _touched(folder) < oldest:

@@ -302,7 +302,7 @@ def test_damage_is_found_named_and_never_used(
         other.fetch(content, there)
     assert not there.has(content)
     assert not list((there.path(content).parents[2] / "partial").iterdir())
-    # What was found bad is written anew by whoever has it, and then it is good.
+    # What was found bad is written anew by a writer that has it, and then it is good.
     other.put(content, here)
     other.fetch(content, there)
     assert there.verify(content)

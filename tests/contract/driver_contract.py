@@ -89,7 +89,7 @@ class LeaseContract:
     moment = timedelta(seconds=0.05)
 
     def make(self, place: Path) -> Driver:
-        """The driver, as any process would make it from the same settings: everything it remembers lies in `place` or with its provider."""
+        """The driver, as any process would make it from the same settings: everything it remembers is in `place` or with its provider."""
         raise NotImplementedError
 
     # --- arranging
@@ -222,7 +222,7 @@ class LeaseContract:
         driver = self.make(place)
         assert {part for part in PARTS if isinstance(self, part)} == {part for part, has in PARTS.items() if isinstance(driver, has)}
 
-    def test_what_is_kept_on_a_host_lies_below_its_root(self, place: Path) -> None:
+    def test_what_is_kept_on_a_host_is_below_its_root(self, place: Path) -> None:
         async def act(host: Client) -> None:
             await over(host, await host.start(self.command("exit 0", place), "kept"))
             assert await gathered(host.call((SH, "-c", 'cd && ls -d "$1"/*', "sh", host.root)))
@@ -809,7 +809,7 @@ class AccountedContract(LeaseContract):
 
 
 class MarkingContract(LeaseContract):
-    """Of drivers whose machines bear the name of the installation that rented them, whose secret lies in `place / "installation"`."""
+    """Of drivers whose machines bear the name of the installation that rented them, whose secret is in `place / "installation"`."""
 
     def test_the_machines_of_another_installation_are_listed_and_ended_by_its_name(self, place: Path) -> None:
         async def rent() -> None:

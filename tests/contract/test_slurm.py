@@ -25,7 +25,7 @@ OF_THIS_DRIVER = (
     "test_nothing_is_offered_to_a_need_that_nothing_satisfies",
     "test_an_optional_member_has_its_part_of_this_suite",
     "test_what_was_left_out_is_counted_by_its_reason",
-    "test_what_is_kept_on_a_host_lies_below_its_root",
+    "test_what_is_kept_on_a_host_is_below_its_root",
     "test_a_command_gets_its_arguments_directory_and_environment_and_nothing_else",
     "test_a_job_outlives_its_worker_and_is_found_again",
     "test_what_a_command_leaves_behind_is_ended_with_it_and_counted",

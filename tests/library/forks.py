@@ -1,4 +1,4 @@
-"""Starts programs as forks of one process that has imported torch and what lies over it: a start costs no imports.  Knows no trainer.
+"""Starts programs as forks of one process that has imported torch and what is over it: a start costs no imports.  Knows no trainer.
 
 Such a program is a child of the test like any other: its own argv, folder, environment, output and exit status, and signals reach it as ever.  It
 shares with its siblings the seed of Python's hashes, and what libraries read of the environment while they are imported; so do the processes that

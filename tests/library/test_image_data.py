@@ -245,7 +245,7 @@ def test_the_data_sets_that_ship_are_clean(prepare: Prepare, report: Callable[[]
     assert report()["done"] == {"flattened: had transparency": 48} and report()["warnings"] == []
 
 
-def test_the_same_data_gives_the_same_bytes_whoever_lists_it(prepare: Prepare, tmp_path: Path) -> None:
+def test_the_same_data_gives_the_same_bytes_however_it_is_listed(prepare: Prepare, tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
     for number, file in enumerate(sorted(PHOTOS.iterdir(), reverse=True)):

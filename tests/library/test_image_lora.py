@@ -405,7 +405,7 @@ def test_flow_goes_straight_from_image_to_noise(trainers: SimpleNamespace) -> No
     flow, latent = trainers.flux.Objective(Path(), "uniform", 0.0), torch.full((4, 8, 8), 3.0)
     noised, velocity, t, weight = flow.noised(latent, 0.25)
     assert float(t) == 0.25 and weight == 1.0
-    assert torch.allclose(noised - t * velocity, latent, atol=1e-6)  # back along the velocity lies the image
+    assert torch.allclose(noised - t * velocity, latent, atol=1e-6)  # back along the velocity is the image
     assert torch.allclose(noised + (1 - t) * velocity, latent + velocity, atol=1e-6)  # ahead, the noise
 
 

@@ -87,7 +87,7 @@ def test_a_mask_goes_with_its_image_to_the_latent(rows: list[dict[str, Any]], en
 
     row = rows[0]
     with Image.open(encoded.manifest.parent / row["file"]) as image:
-        assert image.mode == "RGBA" and image.getpixel((0, 0)) == (255, 255, 255, 0)  # what lies behind it, hidden
+        assert image.mode == "RGBA" and image.getpixel((0, 0)) == (255, 255, 255, 0)  # what is behind it, hidden
         shown = torch.tensor(list(image.getchannel("A").tobytes())).view(8, 8, 8, 8).double().mean((1, 3)) / 255
     assert torch.allclose(load_file(encoded.latents / f"{row['id']}.safetensors")["mask"][0].double(), shown, atol=1e-6)
 
@@ -112,7 +112,7 @@ def test_a_mask_may_lie_beside_its_image(things: Path, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(("repeats", "complaint"), [
     ('["fruit"]', r'repeats: "fruit" is not FOLDER=TIMES; write it as portraits=10'),
     ('["fruit=0"]', r'repeats: "fruit=0" is not FOLDER=TIMES'),
-    ('["friut=3"]', r'repeats: no image lies in a folder "friut"; folders with images: fruit, rest'),
+    ('["friut=3"]', r'repeats: no image is in a folder "friut"; folders with images: fruit, rest'),
 ])  # fmt: skip
 def test_repeats_that_say_nothing_are_refused(repeats: str, complaint: str, things: Path, trainers: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=complaint):

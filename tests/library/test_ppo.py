@@ -85,7 +85,7 @@ def training(python: Path, prompts: Path, out: Path, *more: object) -> list[str]
 
 @pytest.mark.proof
 def test_a_resumed_training_ends_in_the_same_bits(python: Path, prompts: Path, tmp_path: Path) -> None:
-    """LoRA, asked to end in step 4: it saves that step and dies of the signal, and goes on from it to the end of one that nobody asked."""
+    """LoRA, asked to end in step 4: it saves that step and dies of the signal, and resumes from it to the end of one that nobody asked."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = run(training(python, prompts, whole), RECIPE_METRICS=str(tmp_path / "metrics.jsonl"))
     assert done.returncode == 0, done.stderr

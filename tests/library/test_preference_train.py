@@ -199,7 +199,7 @@ def test_a_training_in_full_starts_as_its_reference_and_comes_out_whole(pairs: P
     assert (weights / "model.safetensors").exists() and not (weights / "adapter_config.json").exists()
 
 
-def test_reckoning_the_reference_beforehand_changes_nothing_and_writes_nothing_beside_the_data(pairs: Path, trained: Path, tmp_path: Path) -> None:
+def test_computing_the_reference_beforehand_changes_nothing_and_writes_nothing_beside_the_data(pairs: Path, trained: Path, tmp_path: Path) -> None:
     before = sorted(file.name for file in pairs.iterdir())
     done = run(training("dpo", pairs, tmp_path, "--precompute-reference", max_steps=2))
     assert done.returncode == 0, done.stderr

@@ -105,7 +105,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no environment": ({"orchestrator": {"train": {"source": []}}}, "no environment to learn in: environment=ID"),
     "nodes": ({"deployment": {"type": "multi_node"}}, "deployment.type multi_node needs SLURM"),
     "gpus": ({"deployment": {"num_infer_gpus": 8}}, "1 GPUs to train and 8 to generate are more than deployment.gpus_per_node 8"),
-    "resume": ({"resume": {"step": 5}}, "resume: the recipe goes on from the newest whole checkpoint by itself"),
+    "resume": ({"resume": {"step": 5}}, "resume: the recipe resumes from the newest whole checkpoint by itself"),
     "half a checkpoint": ({"trainer": {"ckpt": {"interval": 5}}}, "trainer.ckpt: checkpoints are the recipe's, on trainer and orchestrator alike"),
     "unknown": ({"orchestrater": {}}, "prime-rl has no section orchestrater; is it orchestrator?"),
 }

@@ -27,7 +27,7 @@ def test_the_adapter_lowers_the_loss_on_held_out_images(results: Path) -> None:
     report = json.loads((results / "report.json").read_text())
     assert report["held_out"] == 7 and report["images"] == 41
     assert report["eval_loss_after"] < 0.88 * report["eval_loss_before"]
-    assert report["eval_loss_after"] < 0.93  # whoever says that there is no noise has 1
+    assert report["eval_loss_after"] < 0.93  # a model that predicts no noise has 1
     history = [json.loads(line) for line in (results / "history.jsonl").read_text().splitlines()]
     assert [line["step"] for line in history] == list(range(1, 61))
     assert [line["step"] for line in history if "eval_loss" in line] == [30, 60]

@@ -1,4 +1,4 @@
-"""Claims about the trainers of `sft@1` and `cpt@1`, run as programs of their own: what a kill leaves, what goes on from what, what is refused."""
+"""Claims about the trainers of `sft@1` and `cpt@1`, run as programs of their own: what a kill leaves, what resumes from what, what is refused."""
 
 from __future__ import annotations
 

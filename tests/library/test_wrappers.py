@@ -1,4 +1,4 @@
-"""Claims about the recipes that wrap a tool: what is said before anything is rented, and that a checkpoint every so often goes on from the last."""
+"""Claims about the recipes that wrap a tool: what is said before anything is rented, and that a checkpoint every so often resumes from the last."""
 
 from __future__ import annotations
 

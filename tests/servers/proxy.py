@@ -62,7 +62,7 @@ class Connection:
             try:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 duplicate = socket.socket(fileno=each.detach())
-                duplicate.shutdown(socket.SHUT_RD)  # wakes whoever reads it
+                duplicate.shutdown(socket.SHUT_RD)  # wakes its reader
                 duplicate.close()
             except OSError:
                 pass

@@ -5,7 +5,7 @@
         cluster.add()     # a third node
         cluster.kill()    # of the nodes beside the head the one that has been there longest, as a machine that fails
 
-Nodes have two processors each, no dashboard and no monitor; what they write lies below `cluster.place`.  Where Ray is not installed a test is skipped.
+Nodes have two processors each, no dashboard and no monitor; what they write is below `cluster.place`.  Where Ray is not installed a test is skipped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ cluster.shutdown()
 
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Whoever connects stays on 127.0.0.1, on which a cluster listens nowhere else: Ray takes it for the address of the network card otherwise."""
+"""Every client stays on 127.0.0.1, on which a cluster listens nowhere else: Ray takes it for the address of the network card otherwise."""
 QUICK = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",  # on a machine that others use, too

@@ -9,7 +9,7 @@
         sshd.reboot()     # everything that was ever started there dies (kill -9), then the server starts again
         sshd.swap_host_key()
 
-`options` are further lines of its configuration and win over ours (`["MaxSessions 2"]`).  The login is whoever runs the tests.  The fixture is
+`options` are further lines of its configuration and win over ours (`["MaxSessions 2"]`).  The login is the user who runs the tests.  The fixture is
 `sshd` (`from tests.servers.sshd import sshd`); a module that wants one server for all its tests makes a fixture of its own around the class.
 
 A process of its own stands in for the machine: everything that is started there stays its descendant, and it kills them all when we leave or die.

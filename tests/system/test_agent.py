@@ -445,7 +445,7 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
                 assert await asyncio.to_thread(ended, theirs, 30)
                 assert await host.wait(ours, timedelta(0)) is None
                 over = await host.wait(Job("theirs"), LONG)
-                assert over is not None and (over.reason, over.detail) == ("stopped", "nobody asked after it for 1 seconds")
+                assert over is not None and (over.reason, over.detail) == ("stopped", "no client asked for it for 1 seconds")
             finally:
                 stopped.kill()
                 await stopped.wait()

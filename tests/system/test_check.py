@@ -89,7 +89,7 @@ def found(space: Space, *words: str, **env: str) -> dict[str, dict[str, Any]]:
 def test_a_warning_points_at_the_input_whatever_the_tool_calls_it_and_is_no_failure(space: Space) -> None:
     code, out, _ = check(space)
     assert code == 0
-    assert "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to go on from" in out
+    assert "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to resume from" in out
     assert "    often:      {type: integer" in out and "fix: save at least four times in a run" in out
     assert check(space, "--strict")[0] == 3
     assert check(space, "often=10", "--strict")[0] == 0

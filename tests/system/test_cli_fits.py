@@ -78,13 +78,13 @@ def test_without_the_models_config_it_is_not_known(trains: Space, recipe: Recipe
     assert '(weights of the family "t5" are not known how to count' in recipe("plan").out
 
 
-def test_what_needs_no_gpu_is_not_reckoned(trains: Space, recipe: Recipe) -> None:
+def test_what_needs_no_gpu_has_no_estimate(trains: Space, recipe: Recipe) -> None:
     assert "memory:" not in recipe("plan", "--preset", "measured").out
     trains.recipe(TRAIN.replace("    state: {s: {}}\n", "").replace(" {{ state.s }}", ""))
     assert "memory:" not in recipe("plan").out  # it may convert or evaluate: nobody can tell
 
 
-def test_what_runs_measured_corrects_what_is_reckoned(trains: Space, recipe: Recipe) -> None:
+def test_what_runs_measured_corrects_the_estimate(trains: Space, recipe: Recipe) -> None:
     before = memory(recipe)
     told = {"step": 1, "memory_gb": 30.0}
     trains.run({"told": json.dumps(told), "rank": 8}, preset="measured")
@@ -130,7 +130,7 @@ def test_a_diffusion_training_that_was_measured_here_is_known_from_that(space: S
     found = memory(recipe)
     assert found["measured"] == "measured 19.0 GB on NVIDIA GeForce RTX 4090 in 1 run" and found["verdict"] == "FITS" and not found["source"]
     assert found["seconds"][0] < 3200 < found["seconds"][1] and found["seconds_from"] == "by 2 runs on NVIDIA GeForce RTX 4090"
-    assert "nobody has published" in memory(recipe, "resolution=2048")["unknown"]
+    assert "there is no published measurement of" in memory(recipe, "resolution=2048")["unknown"]
 
 
 def test_where_only_a_size_is_asked_for_each_gpu_that_has_a_price_and_is_large_enough_is_told(trains: Space, recipe: Recipe) -> None:
@@ -210,12 +210,12 @@ def test_a_diffusion_recipe_is_put_where_others_have_seen_it_fit(space: Space, r
 
 def test_flux_is_put_on_a_card_of_16_gb_with_its_base_in_4_bits(recipe: Recipe) -> None:
     said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "t4")
-    assert said.code == 0 and 'chosen: base_storage="nf4": the base lies in memory in 4 bits' in said.err and "FITS on t4 (16 GB)" in said.err
+    assert said.code == 0 and 'chosen: base_storage="nf4": the base is in memory in 4 bits' in said.err and "FITS on t4 (16 GB)" in said.err
 
 
 def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, recipe: Recipe) -> None:
     said = recipe("new", "mine", "--from", "flux-lora@1", "--gpu", "rtx4090")
-    assert said.code == 0 and 'chosen: base_storage="fp8": the base lies in memory in 8 bits' in said.err
+    assert said.code == 0 and 'chosen: base_storage="fp8": the base is in memory in 8 bits' in said.err
     assert "FITS on rtx4090 (24 GB) (counted, not measured: docs/memory.md)" in said.err
     assert recipe("validate", "mine.yaml").code == 0
     space.write("images/one.txt", "a thing")
@@ -239,7 +239,7 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, re
         (("--from", "sft@1", "--gpu", "t4", "base=./qwen", "max_lenght=8"), 'did you mean "max_length"?'),
         (("--from", "sft@1", "--gpu", "t4", "base=./qwen", "--preset", "nope"), "nope"),
         (("--from", "sft@1", "--gpu", "t4", "base"), '"base" is not INPUT=VALUE'),
-        (("--from", "sft@1", "--gpu", "t4", "base=./nowhere"), "nobody can say what fits: the config.json of ./nowhere is not here yet"),
+        (("--from", "sft@1", "--gpu", "t4", "base=./nowhere"), "what fits is unknown: the config.json of ./nowhere is not here yet"),
         (("--from", "./mine.yaml", "--gpu", "t4"), "./mine.yaml"),
         (("max_length=8",), "with --from only"),
     ],
@@ -251,7 +251,7 @@ def test_what_cannot_be_is_told(space: Space, recipe: Recipe, words: tuple[str, 
     assert not (space.root / "x.yaml").exists()
 
 
-def test_every_library_recipe_with_a_gpu_preset_is_reckoned_or_says_why_not(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_library_recipe_with_a_gpu_preset_has_an_estimate_or_says_why_not(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "config_of", lambda ws, kind, address: QWEN if address else None)
     with Workspace.open(space.root) as ws:
         for entry in library.entries():

@@ -46,7 +46,7 @@ def test_the_training_of_a_new_recipe_goes_on_and_ends_where_an_unbroken_one_doe
     space.file = "hello.yaml"
     space.run({"max_steps": 30}, preset="smoke")
     assert space.run({"max_steps": 50}, preset="smoke") == ["train", "export"]
-    assert any("goes on from step-30.json" in str(event.data.get("note")) for event in space.events)
+    assert any("resumes from step-30.json" in str(event.data.get("note")) for event in space.events)
 
     unbroken = Space(tmp_path / "unbroken")
     unbroken.command("new", "hello")
@@ -111,7 +111,7 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
     space.write("numbers.txt", "1\n2\n6\n")
     code, out, err = space.command("new", "mean", "--script", "train.py")
     assert (code, out) == (0, "./mean.yaml\n")
-    assert "look: no checkpoints were seen" in err and "recipe run ./mean.yaml data=… --preset smoke" in err
+    assert "note: no checkpointing found" in err and "recipe run ./mean.yaml data=… --preset smoke" in err
     assert space.command("validate", "mean.yaml") == (0, "", "mean.yaml: valid\n")
     space.file = "mean.yaml"
     assert space.run({"data": "./numbers.txt"}, preset="smoke") == ["train"]

@@ -155,14 +155,14 @@ def test_a_store_that_cannot_be_read_hides_no_recipe(space: Space) -> None:
     assert space.command("show", "./recipe.yaml")[0] == 0
 
 
-def test_what_a_preset_takes_is_reckoned_for_each_gpu_that_it_means(space: Space) -> None:
+def test_what_a_preset_takes_is_estimated_for_each_gpu_that_it_means(space: Space) -> None:
     space.write("recipe.toml", '[prices]\nrtx4090 = "0.40 USD"\n')
-    told = json.loads(space.command("show", "flux-lora@1", "--json")[1])["reckoned"]
+    told = json.loads(space.command("show", "flux-lora@1", "--json")[1])["estimated"]
     assert "smoke" not in told and {"24gb", "80gb"} <= set(told)
     assert {line.partition(" ")[0] for line in told["24gb"]} == {"l4", "rtx3090", "rtx4090"}
     priced = next(line for line in told["24gb"] if line.startswith("rtx4090"))
     assert "of training" in priced and " USD (a guess from what others published)" in priced
-    assert "nobody has checked the speed of rtx3090" in next(line for line in told["24gb"] if line.startswith("rtx3090"))
+    assert "unchecked: the speed of rtx3090" in next(line for line in told["24gb"] if line.startswith("rtx3090"))
     text = space.command("show", "flux-lora@1")[1]
     assert "h100-80gb (80 GB): FITS" in text
     assert "of training" not in space.command("show", "sft@1")[1]  # its base is not here

@@ -62,7 +62,7 @@ def there(space: Space, host: int = 1) -> Path:
 
 
 def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in_its_log(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hung the run: whoever waited for the attempt's end was gone."""
+    """It hung the run: the waiter for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
     whole = Follower.end
 
@@ -113,7 +113,7 @@ def test_the_same_recipe_runs_over_ssh(space: Space, sshd: Sshd) -> None:  # noq
     assert not [path for path in (sshd.home / ".recipe-host" / "leases").iterdir() if path.name.startswith("slot")]
 
 
-def test_what_lies_there_is_not_sent_again(space: Space) -> None:
+def test_what_is_there_is_not_sent_again(space: Space) -> None:
     chain(space)
     space.run(settings=LOOPBACK)
     objects = {path: path.stat().st_ino for path in (there(space) / "objects").rglob("*") if path.is_file()}
@@ -278,7 +278,7 @@ def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_told(spac
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 1 and words in said, said
         assert "s: 1 of 3 files that it left on loopback host-1 are too large or too many to bring here" in said
-        left = Path(said.partition("what it left: ")[2].partition("\n")[0])
+        left = Path(said.partition("kept for debugging: ")[2].partition("\n")[0])
         assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
         assert not (left / "large.bin").exists()
         assert os.listdir(there(space) / "attempts") == []

@@ -1,4 +1,4 @@
-"""The environment of a lock is built once, whoever asks and whoever dies; what keeps it from being built is said in a sentence."""
+"""The environment of a lock is built once, for all callers and after any kill; what keeps it from being built is said in a sentence."""
 
 from __future__ import annotations
 

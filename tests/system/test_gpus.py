@@ -1,4 +1,4 @@
-"""GPUs are assigned: no two steps of one login are on one card, whoever runs them, and a step sees its own and no other."""
+"""GPUs are assigned: no two steps of one login are on one card, however they are run, and a step sees its own and no other."""
 
 from __future__ import annotations
 

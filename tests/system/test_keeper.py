@@ -258,7 +258,7 @@ def test_a_host_that_dies_in_the_middle_of_a_copy_leaves_nothing_half_visible(sc
     scene.away.during = die
     assert "gone" in scene.sync().problem
     assert [path.name for path in scene.here.iterdir()] == ["step-1"]
-    # What the copy would go on from stays, until that checkpoint is no longer asked for.
+    # What the copy would resume from stays, until that checkpoint is no longer asked for.
     assert (scene.here.parent / ".incoming" / "ckpt" / "step-2.coming" / "half").exists()
     shutil.rmtree(scene.there.folder / "step-2")
     scene.away.during = lambda _path, _target: None

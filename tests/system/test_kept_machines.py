@@ -78,7 +78,7 @@ def test_a_stack_is_made_started_stopped_and_ended_by_hand(space: Space) -> None
     assert code == 0 and "tiny runs until 20" in out, said
     assert space.command("stack", "start", "tiny")[0] == 0 and provider(space) == ["created"]
     ran(space, 1)
-    assert provider(space) == ["created", "stopped"], "a run stops it, whoever started it"
+    assert provider(space) == ["created", "stopped"], "a run stops it, also one that did not start it"
     assert space.command("stack", "start", "tiny")[0] == 0 and space.command("stack", "stop", "tiny")[0] == 0
     assert provider(space) == ["created", "stopped", "started", "stopped"]
     assert space.command("stack", "down", "tiny")[0] == 0 and space.command("stack", "down", "tiny")[0] == 0

@@ -155,7 +155,7 @@ def test_a_secret_there_or_not_is_one_key(base: Space, monkeypatch: pytest.Monke
     assert base.key("train") == before
 
 
-def test_where_the_workspace_lies_and_how_a_path_is_spelled_is_not_in_the_key(base: Space, tmp_path: Path) -> None:
+def test_where_the_workspace_is_and_how_a_path_is_spelled_is_not_in_the_key(base: Space, tmp_path: Path) -> None:
     other = Space(tmp_path / "elsewhere" / "deeper")
     for name in ("train.py", "train.csv", "recipe.yaml"):
         other.write(name, base.read(name))

@@ -18,7 +18,7 @@ from runner.storage.files import scan
 
 
 def between(tmp_path: Path, story: Callable[[Depot], Awaitable[None]]) -> None:
-    """A host whose root lies beside our folder, on the same disk."""
+    """A host whose root is beside our folder, on the same disk."""
 
     async def told() -> None:
         depot = Depot(Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")), folder=str(tmp_path / "here"))

@@ -97,7 +97,7 @@ def killed(space: Space, nodes: Nodes, *words: str) -> None:
     finally:
         worker.kill()
     assert worker.returncode == 0, said
-    assert "goes on from " in said, said
+    assert "resumes from " in said, said
 
 
 def trainers(folder: Path) -> list[psutil.Process]:

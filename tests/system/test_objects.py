@@ -125,7 +125,7 @@ def test_an_edited_object_is_never_given_out(root: Path, objects: Objects, tmp_p
     assert scan(tmp_path / "x") == content
 
 
-def test_whoever_took_a_small_file_still_gives_out_its_bytes(objects: Objects, tmp_path: Path) -> None:
+def test_a_small_file_is_still_readable_after_it_was_taken(objects: Objects, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"taken")
     content = objects.take(tmp_path / "f")
     objects.path(content).chmod(0o644)

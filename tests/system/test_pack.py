@@ -1,4 +1,4 @@
-"""`recipe pack`: a dataset has one name wherever it lies, and a written pack is read by ordinary tools and checked to the byte."""
+"""`recipe pack`: a dataset has one name wherever it is, and a written pack is read by ordinary tools and checked to the byte."""
 
 from __future__ import annotations
 
@@ -426,7 +426,7 @@ def test_what_looks_like_a_key_and_names_that_collide_are_told(space: Space) -> 
     [
         ((), "pack what?"),
         (("nothing",), "nothing: there is nothing here"),
-        (("data", "--out", "data/packed"), "lies in what is packed"),
+        (("data", "--out", "data/packed"), "is in what is packed"),
         (("data", "--out", "other"), "holds other things: mine"),
         (("data", "--out", "other/mine"), "is not a folder"),
         ((".",), "holds what recipe remembers"),

@@ -1,4 +1,4 @@
-"""`recipe pack` of an address: what lies in a bucket, behind https or on the Hub has the name that its copy here has."""
+"""`recipe pack` of an address: what is in a bucket, behind https or on the Hub has the name that its copy here has."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_path_that_leaves_is_a_problem_of_the_file(space: Space, place: str, p
 def test_nothing_is_written_into_our_own_folder(space: Space, place: str) -> None:
     space.recipe({"steps": {"a": {"run": "true", **literal(".recipe/recipe.db")[place]}}})
     (found,) = validated(space)
-    assert found.code == "path-escape" and "lies in .recipe" in found.message
+    assert found.code == "path-escape" and "is in .recipe" in found.message
 
 
 def test_steps_that_wait_for_files_are_looked_at_too(space: Space) -> None:
@@ -67,7 +67,7 @@ def test_steps_that_wait_for_files_are_looked_at_too(space: Space) -> None:
     [
         ({"outputs": {"o": "{{ inputs.up }}/o"}}, "leaves the attempt directory"),
         ({"state": {"s": {"path": "{{ inputs.up }}/o"}}}, "leaves the attempt directory"),
-        ({"state": {"s": {"path": "{{ inputs.own }}/o"}}}, "lies in .recipe"),
+        ({"state": {"s": {"path": "{{ inputs.own }}/o"}}}, "is in .recipe"),
         ({"deps": ["{{ inputs.up }}/o"]}, "leaves the workspace"),
         ({"matrix": {"f": {"glob": "{{ inputs.up }}/*.txt"}}}, "leaves the workspace"),
         ({"matrix": {"f": {"glob": "a/{{ inputs.up }}/{{ inputs.up }}/*.txt"}}}, "leaves the workspace"),

@@ -85,7 +85,7 @@ def test_without_first_use_nothing_is_rented_and_no_secret_is_sent(space: Space,
 def test_in_a_pipe_a_provider_that_ends_nothing_needs_a_word(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, market, monkeypatch, "prime", first_use=True)
     code, said = refused(space, "run", "--driver", "prime", "--yes")
-    assert code == 3 and "nobody ends it when this program is dead" in said and "--unattended" in said and ours(market) == []
+    assert code == 3 and "nothing ends it when this program is dead" in said and "--unattended" in said and ours(market) == []
 
 
 def test_a_key_that_the_account_does_not_have_opens_no_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: asyncssh.SSHKey) -> None:
@@ -107,7 +107,7 @@ def test_offers_plan_and_doctor_say_that_nobody_ends_a_pod(space: Space, market:
     rents(space, market, monkeypatch, "prime", key=key_of_the_account(market, space.root.parent))
     space.recipe(RECIPE)
     code, out, _ = space.command("plan", "./recipe.yaml", "--driver", "prime")
-    assert code == 0 and "rents for s: prime " in out and "nobody ends it when this program is dead" in out
+    assert code == 0 and "rents for s: prime " in out and "nothing ends it when this program is dead" in out
     code, out, _ = space.command("doctor", "--driver", "prime")
     assert "by the key of PRIME_API_KEY" in out and "$100.00" in out and "which the account has" in out and "first_use = true" in out
 

@@ -140,7 +140,7 @@ def test_a_resumed_run_has_the_retries_that_were_left(space: Path) -> None:
     (space / "gate").touch()
     code, _ = run(space)
     (row,) = runs(space)
-    assert (code, row.state, begun(space)) == (1, "FAILED", 2), "its last try failed, whoever saw it"
+    assert (code, row.state, begun(space)) == (1, "FAILED", 2), "its last try failed, also if no worker saw it"
 
 
 def test_a_failure_that_no_worker_saw_costs_a_retry(space: Path) -> None:

@@ -101,7 +101,7 @@ def test_offers_and_doctor_show_the_market_and_who_ends_a_pod(space: Space, mark
     code, out, _ = space.command("offers", "./recipe.yaml", "--driver", "runpod")
     assert code == 0 and "NVIDIA GeForce RTX" in out and "it stops and its disk is billed on" in out
     code, out, _ = space.command("doctor", "--driver", "runpod")
-    assert code == 0 and "by the key of RUNPOD_API_KEY; it has 0 pods" in out and "not told by RunPod before an order" in out
+    assert code == 0 and "by the key of RUNPOD_API_KEY; it has 0 pods" in out and "not shown by RunPod before an order" in out
 
 
 # --- replies

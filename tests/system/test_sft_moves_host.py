@@ -76,7 +76,7 @@ def test_a_training_whose_machine_dies_goes_on_elsewhere_and_ends_in_the_same_bi
 
         code, said = run(moved, *ASKED, "--driver", "loopback", "-v")
         assert code == 0, said
-        assert "goes on from checkpoint-" in said, said
+        assert "resumes from checkpoint-" in said, said
     assert adapter(moved) == adapter(still)
 
 

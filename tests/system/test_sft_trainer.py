@@ -245,7 +245,7 @@ def test_a_base_that_was_a_folder_is_named_without_its_place(chats: Path, tmp_pa
         assert "base_model:" not in (out / "README.md").read_text()
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("./mine", None)
-    assert "Run this where that folder lies" in (tmp_path / "adapter" / "README.md").read_text()
+    assert "Run this where that folder is" in (tmp_path / "adapter" / "README.md").read_text()
 
 
 def test_an_adapter_on_random_weights_names_no_base(chats: Path, tmp_path: Path) -> None:

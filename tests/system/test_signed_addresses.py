@@ -27,7 +27,7 @@ RECIPE = "inputs: {data: {type: file}}\nsteps: {s: {run: 'cp {{ inputs.data }} o
 
 
 class Signed(http.server.BaseHTTPRequestHandler):
-    """A bucket that opens one file for GET to whoever has the signature.  `/endless` says no size, and has no end."""
+    """A bucket that opens one file for GET to a caller that has the signature.  `/endless` says no size, and has no end."""
 
     port = 0
     over = False

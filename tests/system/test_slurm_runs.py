@@ -35,7 +35,7 @@ def cluster(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:  
 
 @pytest.fixture
 def space(cluster: Slurm, tmp_path: Path) -> Iterator[Space]:
-    """A workspace; what lies on the nodes lies beside it."""
+    """A workspace; what is on the nodes is beside it."""
     space = Workers(tmp_path / "work")
     settings(space)
     yield space

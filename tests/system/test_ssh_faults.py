@@ -313,7 +313,7 @@ def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_job
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
         assert exit is not None
-        assert (exit.reason, exit.detail) == ("stopped", "nobody asked after it for 1 seconds")
+        assert (exit.reason, exit.detail) == ("stopped", "no client asked for it for 1 seconds")
 
     run(meet())
 
@@ -461,7 +461,7 @@ def test_a_server_that_opens_no_sessions_is_denied(tmp_path: Path) -> None:
 
         async def meet() -> None:
             async with linked(route(machine)) as link:
-                with pytest.raises(Denied, match="lets nobody run commands"):
+                with pytest.raises(Denied, match="refuses to run commands"):
                     await said(link, "true")
 
         run(meet())
@@ -547,7 +547,7 @@ def test_a_pool_gives_out_its_places_and_no_more(server: Sshd, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_one_key_is_one_place_whoever_asks(server: Sshd, tmp_path: Path, slots: int) -> None:
+def test_one_key_is_one_place_for_every_caller(server: Sshd, tmp_path: Path, slots: int) -> None:
     settings = server.settings(root=str(tmp_path / "root"), slots=slots)
 
     async def meet() -> None:

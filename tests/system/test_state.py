@@ -61,7 +61,7 @@ def test_a_broken_checkpoint_is_passed_over(space: Space) -> None:
     (newest / "weights").unlink()
     said = run(space, "-v")[1]
     assert notes(space)[-1] == "2-4"
-    assert "goes on from step-2; step-3 is passed over: it is empty" in said, said
+    assert "resumes from step-2; step-3 is passed over: it is empty" in said, said
 
 
 def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(space: Space) -> None:
@@ -83,7 +83,7 @@ def test_a_training_that_trains_again_what_it_had_is_told_of(space: Space) -> No
     assert run(space, DIE="3")[0] == 1
     code, said = run(space)
     assert code == 0 and notes(space)[-1] == "3-4"
-    assert "train: it was to go on from step 3, and its first report is of step 1" in said, said
+    assert "train: it was to resume from step 3, and its first report is of step 1" in said, said
 
 
 def test_more_continues_and_less_starts_over_and_says_why(space: Space) -> None:
@@ -119,7 +119,7 @@ def test_an_attempt_that_outlived_its_worker_gives_up_its_state_before_another_h
 def test_plan_says_from_where_a_step_goes_on(space: Space) -> None:
     training(space)
     run(space, DIE="3")
-    assert "         goes on from step-3\n" in space.command("plan", env={"NOTES": ""})[1]
+    assert "         resumes from step-3\n" in space.command("plan", env={"NOTES": ""})[1]
     assert space.command("why", "train")[1].count("step-3") == 0 and kept(space) == ["step-2", "step-3"]
 
 
@@ -133,7 +133,7 @@ def test_a_training_that_lives_on_is_not_said_to_begin_from_a_checkpoint(space: 
     again = space.start("run", "-v", env={"NOTES": f"{space.root}/notes"})
     (tmp_path / "gate").write_text("x")
     _, said = again.communicate(timeout=60)
-    assert again.returncode == 0 and notes(space) == ["0-4"] and "goes on from" not in said, said
+    assert again.returncode == 0 and notes(space) == ["0-4"] and "resumes from" not in said, said
 
 
 def test_a_run_that_was_stopped_did_not_fail(space: Space) -> None:

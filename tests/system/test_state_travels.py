@@ -285,7 +285,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
     asyncio.run(story())
 
 
-def test_what_lies_there_is_told_with_its_times(tmp_path: Path) -> None:
+def test_what_is_there_is_told_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         depot = Depot(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "a state" / "ckpt"
@@ -305,7 +305,7 @@ def test_what_lies_there_is_told_with_its_times(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_host_that_lies_about_names_writes_nothing_outside_the_state() -> None:
+def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> None:
     class Liar:
         async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
             names = ("../../etc/passwd", "/etc/passwd", ".", "a/", "good")

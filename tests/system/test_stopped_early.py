@@ -1,4 +1,4 @@
-"""`recipe sweep --stop-early`: what falls behind is stopped and not failed, keeps its state, and goes on from there when it is asked for."""
+"""`recipe sweep --stop-early`: what falls behind is stopped and not failed, keeps its state, and resumes from there when it is asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import Space
 
-# The worse one waits after its first four reports, until it is stopped or has a checkpoint to go on from.
+# The worse one waits after its first four reports, until it is stopped or has a checkpoint to resume from.
 FIT = """
 recipe: mine@1
 summary: A training
@@ -74,7 +74,7 @@ def test_the_same_sweep_again_leaves_it_stopped(sweeps: Sweeps) -> None:
 
 def test_without_the_flag_it_goes_on_from_its_state(sweeps: Sweeps) -> None:
     code, out, said = sweeps.whole
-    assert code == 0 and "mine[x=2]/fit: goes on from step-4.txt" in said, said
+    assert code == 0 and "mine[x=2]/fit: resumes from step-4.txt" in said, said
     assert "STOPPED" not in out and "again" in sweeps.space.command("logs", "mine[x=2]/fit")[1]
 
 

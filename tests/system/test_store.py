@@ -322,7 +322,7 @@ def test_a_no_op_of_a_thousand_steps_reads_no_file(tmp_path: Path, store: Store,
         assert set(DigestCache(tmp_path, reader.index.files()).contents(paths).values()) == {content}
 
 
-def test_a_group_that_a_thread_stores_is_there_for_whoever_asks_next(store: Store, root: Path) -> None:
+def test_a_group_that_a_thread_stores_is_there_for_the_next_reader(store: Store, root: Path) -> None:
     store.runs.submit(RUN)
     fence = store.runs.claim("r1", "w")
     assert fence is not None
@@ -334,7 +334,7 @@ def test_a_group_that_a_thread_stores_is_there_for_whoever_asks_next(store: Stor
         assert reader.index.trace("k") is not None and last == reader.runs.events("r1")[-1].seq
 
 
-def test_a_group_that_did_not_land_is_said_to_whoever_asks_and_nothing_of_it_is_there(
+def test_a_group_that_did_not_land_is_said_to_every_reader_and_nothing_of_it_is_there(
     fresh: Callable[[], Store], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "PATIENCE", 0.05)

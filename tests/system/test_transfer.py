@@ -250,8 +250,8 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes:
     go(check)
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["right", "wrong"])
-def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, lies: bool) -> None:
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, wrong: bool) -> None:
     async def check(town: Town) -> None:
         town.depot.chunk = 64 << 10
         grain = town.depot.chunk // 4
@@ -273,7 +273,7 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
             if number or wire.NEAR == 0.0:  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
                 assert json.loads(remembered.read_text()) == [grain, digests(data)]
                 assert not number or town.wire.sent <= 2 * town.depot.chunk
-            if lies:
+            if wrong:
                 remembered.write_text(json.dumps([grain, digests(versions[min(number + 1, 3)])]))
 
     go(check)
@@ -701,11 +701,11 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
         ([row("a/./b")], "is no name of a file"),
         ([row("n" * 300)], "is no name of a file"),
         ([row("a"), row("a")], "a name comes twice"),
-        ([row("a"), row("a/b")], "lies below what is no folder"),
+        ([row("a"), row("a/b")], "is below what is no folder"),
         ([row("a", "l", "../../etc")], "leads out of it"),
         ([row("a", "l", "."), row("b", "l", "a/..")], "leads out of it"),
         ([row("a", "l", "a")], "leads out of it"),
-        ([row("a", "l", "/etc"), row("a/passwd")], "lies below what is no folder|leads out of it"),
+        ([row("a", "l", "/etc"), row("a/passwd")], "is below what is no folder|leads out of it"),
     ],
 )
 def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object]], words: str) -> None:

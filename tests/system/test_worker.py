@@ -180,7 +180,7 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
     assert (found.state, found.reason, found.recoveries) == ("FAILED", "poison", POISON + 1)
 
 
-def test_a_cancelled_run_is_over_whoever_worked_on_it(slow: Space) -> None:
+def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:
     run = submitted(slow)
     handover = Handover()
     worker = working(slow, handover, [])

@@ -66,7 +66,7 @@ def test_a_broken_newest_is_passed_over_and_said_so(tmp_path: Path) -> None:
     found = newest(folder, "step-*")
     assert found.name == "step-1" and found.step == 1
     assert [name for name, _ in found.passed] == ["step-3", "step-2"]
-    assert found.words.startswith("goes on from step-1; step-3 is passed over: it is empty; step-2 is passed over: model.safetensors has ")
+    assert found.words.startswith("resumes from step-1; step-3 is passed over: it is empty; step-2 is passed over: model.safetensors has ")
     assert examine(safetensors(tmp_path / "good.safetensors")).ok
 
 

@@ -555,7 +555,7 @@ outputs: {model: "{{ steps.train.model }}"}
 """
 
 
-def test_a_used_recipe_lies_below_its_step() -> None:
+def test_a_used_recipe_is_below_its_step() -> None:
     found = plan(
         'steps: {d: {run: x, outputs: {o: data/}}, sft: {uses: ./inner.yaml, with: {data: "{{ steps.d.o }}"}}, e: {run: "x {{ steps.sft.model }}"}}',
         inner=INNER,

@@ -133,7 +133,7 @@ def test_a_failure_ends_with_the_last_lines_of_its_log(err: io.StringIO, out: io
     assert said[1:21] == [f"  train | line {n}" for n in range(30, 50)]
     assert said[21:] == [
         "  log: runs/r1/train.1",
-        "  what it left: attempts/failed-1",
+        "  kept for debugging: attempts/failed-1",
         "  fix: add it to `deps`",
         "3 steps: 1 ran, 1 fresh, 1 failed in 4.3s",
     ]

@@ -76,7 +76,7 @@ def test_a_file_is_found_with_the_import_that_needs_it(base: Path) -> None:
     assert (found.by, found.module) == ("pkg/model.py", ".layers")
 
 
-def test_a_module_is_found_wherever_it_lies(base: Path) -> None:
+def test_a_module_is_found_wherever_it_is(base: Path) -> None:
     assert list(holding(str(base), "tool")) == ["lib/tool.py"]
     assert list(holding(str(base), "part.inner")) == ["space/part/inner.py"]
     assert list(holding(str(base), "sub")) == ["pkg/sub/__init__.py"]

@@ -117,7 +117,7 @@ def test_operations_are_six_for_each_weight_and_token() -> None:
     assert long - full == pytest.approx(3 * 2 * 32 * 4096 * 63 * 1024 * 1000)  # attention goes by the length
 
 
-def test_a_measured_speed_lies_within_the_guess() -> None:
+def test_a_measured_speed_is_within_the_guess() -> None:
     # Mistral-7B, LoRA, 4096 tokens, A100: 3,597 tokens a second (fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv).
     work = operations(read({**LLAMA, "vocab_size": 32000}), Training(targets="attention", length=4096, batch=4), 3597)
     least, most = seconds(figures(), figures().find("a100-80gb"), work)
@@ -154,7 +154,7 @@ def test_what_is_given_up_begins_with_what_costs_only_time() -> None:
     assert ranks == [16, 8]
 
 
-def test_a_base_lies_in_fewer_bits_before_it_leaves_the_gpu() -> None:
+def test_a_base_is_in_fewer_bits_before_it_leaves_the_gpu() -> None:
     inputs = {"base_storage": "same", "offload_blocks": 0}
     flux, sdxl = ([more for more, _ in smaller(recipe, inputs)] for recipe in ("flux-lora@1", "sdxl-lora@1"))
     assert flux == [{"base_storage": "fp8"}, {"base_storage": "nf4"}, {"base_storage": "same", "offload_blocks": 57}]

@@ -69,7 +69,7 @@ def test_a_program_that_cannot_be_run_is_named() -> None:
     assert hint("nothing", 127) == hint("nothing", 126) == hint("", 1) == ""
 
 
-def test_a_variable_of_the_env_file_that_lies_there_is_taken_from_it() -> None:
+def test_a_variable_of_the_env_file_that_is_there_is_taken_from_it() -> None:
     found = fix(Exit(1), FROZEN.format("WANDB_PROJECT"), SPEC, HERE, {}, {"WANDB_PROJECT"})
     assert found.startswith("WANDB_PROJECT is in .env: add `env_file: .env`")
 

@@ -105,7 +105,7 @@ def test_a_damaged_ledger_sends_one_to_the_provider_and_a_store_is_no_ledger(pat
     assert "provider's console" in caught.value.fix
 
 
-def test_the_ledger_lies_in_the_home_of_the_user_and_reading_makes_nothing(tmp_path: Path) -> None:
+def test_the_ledger_is_in_the_home_of_the_user_and_reading_makes_nothing(tmp_path: Path) -> None:
     assert of_user({"HOME": "/h"}) == Path("/h/.local/share/recipe/ledger.db")
     assert of_user({"HOME": "/h", "XDG_DATA_HOME": "/d"}) == Path("/d/recipe/ledger.db")
     assert of_user({"HOME": "/h", "RECIPE_LEDGER": "/l/mine.db"}) == Path("/l/mine.db")

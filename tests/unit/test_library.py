@@ -55,7 +55,7 @@ def test_a_name_without_version_is_the_newest(home: Path) -> None:
         ("sft@", "there is sft@1, sft@2, sft@10"),
         ("sft@²", "there is sft@1, sft@2, sft@10"),
         ("./mine.yml", 'did you mean "mine.yaml"?'),
-        ("mine", "the file beside you is given as ./mine.yaml"),
+        ("mine", "did you mean ./mine.yaml?"),
         ("..", "`recipe list` shows what there is; a recipe of your own is given by its path, ./NAME.yaml"),
         ("zzz/", "looked in HOME; a recipe of the library is given by its name alone, and `recipe list` shows them"),
     ],

@@ -1,4 +1,4 @@
-"""The reckoning of GPU memory, held against transformers itself, against autograd, and against what others measured."""
+"""The estimate of GPU memory, held against transformers itself, against autograd, and against what others measured."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from docs import settings_page
 from runner.language import document, parse, reference, schema
 from runner.paths import shipped
 
@@ -15,8 +16,13 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
 
 
 def test_the_reference_is_the_schemas() -> None:
-    text = GUIDE.read_text("utf-8")
-    assert reference.refreshed(text, schema.load()) == text, "docs/recipes.md is out of date: make docs"
+    text = (GUIDE.parent / "language.md").read_text("utf-8")
+    assert reference.refreshed(text, schema.load()) == text, "docs/language.md is out of date: make docs"
+
+
+def test_the_settings_are_the_schemas() -> None:
+    text = (GUIDE.parent / "settings.md").read_text("utf-8")
+    assert settings_page.refreshed(text) == text, "docs/settings.md is out of date: make docs"
 
 
 def test_a_change_of_the_schema_is_a_change_of_the_reference() -> None:

@@ -35,7 +35,7 @@ first, weights = 0, [[0.0] * len(letters) for _ in letters]
 if args.resume:
     kept = json.loads(args.resume.read_text())
     first, weights = kept["step"], kept["weights"]
-    print(f"going on from step {first}")
+    print(f"resuming from step {first}")
 
 with open(os.environ.get("RECIPE_METRICS", os.devnull), "a") as metrics:
     for step in range(first + 1, args.max_steps + 1):

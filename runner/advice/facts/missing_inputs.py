@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _beside(source: Path, home: str, pattern: str) -> str:
-    """What to write for a file that lies beside the recipe, and not at the root, where its paths begin."""
+    """What to write for a file that is beside the recipe, and not at the root, where its paths begin."""
     folder = source.parent
     if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
         return ""

@@ -128,7 +128,7 @@ def _template(value: object) -> str:
 
 
 def _modules(folder: Path) -> dict[str, object]:
-    """The last names of all modules that have weights, by the heads of the weights' files; nothing where none lies here."""
+    """The last names of all modules that have weights, by the heads of the weights' files; nothing where none is here."""
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
         names = set(_tensors(folder / "model.safetensors"))

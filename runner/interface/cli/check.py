@@ -93,7 +93,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
             print(f"recipe: {missing} rules were not checked; {_needs(verdict)}", file=sys.stderr)
         return
     if not verdict.findings and not args.quiet:
-        print(f"{found.plan.recipe}: " + (f"nothing found, {missing} not checked" if missing else "nothing is known to go wrong"))
+        print(f"{found.plan.recipe}: " + (f"nothing found, {missing} not checked" if missing else "no known problems found"))
     if args.verbose:
         print("".join(f"not checked: {each.rule.id}: {shown(each.why)}\n" for each in verdict.unchecked), end="")
     elif missing:

@@ -80,7 +80,7 @@ def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> i
         if done:
             break
     state = ws.store.runs.get(row.id).state
-    print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} goes on with it" if state == "PAUSED" else ""))
+    print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} continues it" if state == "PAUSED" else ""))
     return 0 if state == ENDS[verb] else 1
 
 
@@ -121,14 +121,14 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
         _unchanged(args)
         if row.state == "PAUSED":
             give_back(ws, ws.store.runs.get(row.id))
-        print(f"run {row.id} is QUEUED: the next worker goes on with it")
+        print(f"run {row.id} is QUEUED: the next worker continues it")
         return 0
     return _again(ws, row, args, choice_of_run(row), resumed=row.id)
 
 
 def _retry(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.state not in FINAL:
-        raise _refused(f"run {row.id} is not over", "`recipe resume` goes on with it, `recipe cancel` ends it")
+        raise _refused(f"run {row.id} is not over", "`recipe resume` continues it, `recipe cancel` ends it")
     choice = Choice(begin=args.begin) if args.begin else choice_of_run(row)
     if row.bundle:
         _unchanged(args)

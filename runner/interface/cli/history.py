@@ -33,7 +33,7 @@ _LISTED, _STEPS = 10, 50
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "runs":
-        parser.add_argument("-n", dest="last", type=_positive, default=20, metavar="N", help="so many, newest first (default: 20)")
+        parser.add_argument("-n", dest="last", type=_positive, default=20, metavar="N", help="show the N newest runs (default: 20)")
         parser.add_argument("--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path")
         parser.add_argument("--failed", action="store_true", help="only those that failed, or whose worker died")
         parser.add_argument("--tag", metavar="TAG", help="only those with this tag")

@@ -1,4 +1,4 @@
-"""`recipe checkpoints` and `recipe path`: where what a step kept and made lies, and how to resume from it."""
+"""`recipe checkpoints` and `recipe path`: where what a step kept and made is, and how to resume from it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
-    """Where an output lies: published, where that is what the step makes now, else in the store.  Raises CannotRun."""
+    """Where an output is: published, where that is what the step makes now, else in the store.  Raises CannotRun."""
     node, made = found.plan.nodes[n], found.made.get(n)
     content = made.outputs.get(output) if made is not None else None
     if content is None:

@@ -65,7 +65,7 @@ def _flushed(code: int) -> int:
 
 
 def _unheard() -> int:
-    """Whoever read our output has gone: there is nobody to tell."""
+    """stdout was closed (EPIPE): exit quietly."""
     _discard()
     return 0
 

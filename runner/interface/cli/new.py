@@ -138,7 +138,7 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     words = [f"{each}=…" for each in made.needed]
     return {path.name: made.text}, [
         *(f"chosen: {note}" for note in made.notes),
-        *made.reckoned.lines,
+        *made.estimated.lines,
         f"now: recipe plan {' '.join([_shown(path), *words])}",
     ]
 
@@ -176,7 +176,7 @@ def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft
 
 
 def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
-    """A configuration of Hydra, as it lies below `home`."""
+    """A configuration of Hydra, as it is below `home`."""
     from ...language import document
     from ..script_hydra import Config
 
@@ -204,7 +204,7 @@ def _read(source: Path, home: Path) -> Script:
 
 
 def _after_draft(shown: str, made: Draft) -> list[str]:
-    lines = [f"look: {note}" for note in made.look]
+    lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
     words += ["--preset smoke"] if made.smaller else []
     return [*lines, f"now: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]

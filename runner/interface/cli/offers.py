@@ -72,13 +72,13 @@ def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:
     market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
     by_need: dict[Need, tuple[str, float | None]] = {}
     specs = found.plan.specs()
-    reckoned = estimates.of_plan(ws, found.plan, found.todo)
+    estimated = estimates.of_plan(ws, found.plan, found.todo)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     for n in found.todo:
         node = found.plan.nodes[n]
         if node.flags & LOCAL or not specs[n].resources.gpus or specs[n].select is not None:
             continue
-        most = reckoned[n].seconds if n in reckoned else None
+        most = estimated[n].seconds if n in estimated else None
         known = most[1] if most is not None else expected.get(node.id)
         need = need_for(specs[n], market, images=not found.request.current_python)
         first, before = by_need.get(need, (node.id, 0.0))

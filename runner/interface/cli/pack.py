@@ -66,7 +66,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     path = _there(ws, args)
     out = None if args.out is None else ws.absolute(args.standing.typed(str(args.out)))
     if out is not None and (out == path or path in out.parents):
-        raise NotFound(f"{out} lies in what is packed", fix="write the pack somewhere else")
+        raise NotFound(f"{out} is in what is packed", fix="write the pack somewhere else")
     if path in ws.home.parents:
         raise NotFound(f"{path} holds what recipe remembers, {ws.home}, which changes while it is packed", fix="name the directory of the data alone")
 

@@ -1,4 +1,4 @@
-"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of those that nobody uses any more."""
+"""`recipe reap`: the rented machines of all workspaces, what each costs, and the end of unused ones."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _chosen(args: argparse.Namespace, known: Sequence[Known], keys: Sequence[str
 
 
 def _left_alone(why: str) -> bool:
-    """Whether a lease is in use, or is a stack's: then it is nobody's who died."""
+    """Whether a lease is in use, or is a stack's: then it is not of a dead run."""
     return why == reaper.AT_WORK or why.startswith(reaper.KEPT)
 
 

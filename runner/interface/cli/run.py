@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable: the plan, or one event a line")
     parser.add_argument("--format", default="text", choices=["text", "json", "github", "sarif"], help="how problems of the recipe are printed")
     parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[], help="go on though this rule of `recipe check` fires; `all`: ask none"
+        "--allow", metavar="RULE", action="append", default=[], help="run although this rule of `recipe check` fires; `all`: check no rule"
     )
     parser.add_argument(
         "--nodes", type=positive, default=0, metavar="N", help="run `accelerate` steps that do not say on how many nodes on N; no part of any key"
@@ -71,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--everything-there", action="store_true", help="on rented machines also steps that ask for no GPU and fit this machine")
         parser.add_argument("--keep-alive", action="store_true", help="leave the machine of --stack running after the run, until its `auto_stop`")
         parser.add_argument(
-            "--unattended", action="store_true", help="in a pipe, rent where nobody ends a machine if this program dies: see `recipe offers`"
+            "--unattended", action="store_true", help="in a pipe, rent even where nothing ends a machine if this program dies: see `recipe offers`"
         )
         parser.add_argument("-y", "--yes", action="store_true", help="do not ask before machines are rented for more than `confirm` (2 USD)")
         if verb == "run":
@@ -173,8 +173,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     from ...hosts import offering
 
     driver = offering.renting(ws, args.driver, args.hosts)
-    if driver is not None and driver.traits.ends == "nobody" and not args.unattended and not sys.stdin.isatty():
-        words = f"{args.driver}: {offering.ENDS['nobody']}, and nobody is at the keyboard"
+    if driver is not None and driver.traits.ends == "nothing" and not args.unattended and not sys.stdin.isatty():
+        words = f"{args.driver}: {offering.ENDS['nothing']}, and stdin is no terminal"
         raise Invalid([Problem("bad-input", words, fix="add --unattended, and `limits.cost` to the recipe; `recipe reap` ends what is left")])
     if driver is None or args.yes:
         return True
@@ -235,15 +235,15 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     counts: dict[str, int] = {}
     lines = []
     why = reasons(ws, found)
-    reckoned = _reckoned(ws, found)
+    estimated = _estimated(ws, found)
     width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
         if verdict.answer == "fresh" and quiet:
             continue
-        # What a training on a GPU takes is reckoned: an earlier one may have been a smoke without a GPU.
-        known = verdict.answer in ("run", "maybe") and node.id in expected and n not in reckoned
+        # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
+        known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
         time = f"  ~{_seconds(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
@@ -252,8 +252,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             lines.append(f"{'':9}on {count} nodes")
         if verdict.answer == "run" and (words := resumes(ws, found, n)):
             lines.append(f"{'':9}{named(words)}")
-        if n in reckoned:
-            lines += [f"{'':9}{line}" for line in reckoned[n].lines]
+        if n in estimated:
+            lines += [f"{'':9}{line}" for line in estimated[n].lines]
         if commands and verdict.answer in ("run", "maybe"):
             command, files = shown_command(found, n)
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
@@ -274,7 +274,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     return "\n".join(lines)
 
 
-def _reckoned(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
+def _estimated(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
     """Memory and time of the steps that may run and train on GPUs."""
     if not any(spec.resources.gpus for spec in found.plan.specs()):
         return {}
@@ -302,7 +302,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
 
     steps = []
     why = reasons(ws, found)
-    reckoned = _reckoned(ws, found)
+    estimated = _estimated(ws, found)
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
         steps.append(
@@ -313,11 +313,11 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "reasons": why[n],
                 "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
                 "outputs": {output.name: output.path for output in node.outputs},
-                "expected_seconds": expected.get(node.id) if n not in reckoned else None,
+                "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),
                 "resumes": resumes(ws, found, n) if verdict.answer == "run" else "",
                 "nodes": found.plan.specs()[n].node_count,
-                "memory": reckoned[n].as_json() if n in reckoned else None,
+                "memory": estimated[n].as_json() if n in estimated else None,
             }
         )
     pending = [{"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern} for p in found.plan.pending]

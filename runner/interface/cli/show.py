@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
     recipe = placed(recipe, path, args.workspace) if is_path(meant) else recipe
-    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), reckoned(args.workspace, recipe))
+    sheet = datasheet.Sheet(recipe, took(args.workspace, recipe.id), data(recipe), locked(recipe), estimated(args.workspace, recipe))
     if args.json:
         print(json.dumps(datasheet.described(sheet), indent=2))
         return 0
@@ -135,8 +135,8 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
 
 
-def reckoned(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
-    """What the training of each preset is reckoned to take on the GPUs that it means; nothing where too little is given, or known."""
+def estimated(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
+    """What the training of each preset is estimated to take on the GPUs that it means; nothing where too little is given, or known."""
     from ...advice.estimates import of_values, suiting
     from ...language import inputs
     from ...storage.workspace import Workspace
@@ -171,7 +171,7 @@ def library_sheets() -> list[Sheet]:
 
 
 def data(recipe: Recipe) -> list[Data]:
-    """The data sets that the recipe's presets bring, with the licence that lies beside each."""
+    """The data sets that the recipe's presets bring, with the licence that is beside each."""
     from ..datasheet import Data, fixtures
 
     found = {}

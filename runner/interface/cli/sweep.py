@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Asked(NamedTuple):
-    """What is swept: a recipe, as it was called and where it lies, and what is given to it."""
+    """What is swept: a recipe, as it was called and where it is, and what is given to it."""
 
     args: argparse.Namespace
     recipe: Recipe

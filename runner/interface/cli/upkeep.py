@@ -206,7 +206,7 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
     if not args.quiet:
         print(f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {remote_cache.name}" + (f": {what}" if what else ""))
         if done.waiting:
-            print(f"{done.waiting} more objects are needed by nobody; they go when another `recipe gc --store` finds them so a day later")
+            print(f"{done.waiting} more objects are unreferenced; another `recipe gc --store` a day later deletes them")
     return 0
 
 

@@ -162,7 +162,7 @@ class Run:
         return list(self.status().outputs)
 
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
-        """Put the outputs, or those of these names, into a folder; answers where each file lies.  What lies there and is another file is an error."""
+        """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
             for item in given(self.place, core.download(self.id, names, clock())):
                 files.take(item)
@@ -240,7 +240,7 @@ class AsyncRun:
         return list((await self.status()).outputs)
 
     async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
-        """Put the outputs, or those of these names, into a folder; answers where each file lies.  What lies there and is another file is an error."""
+        """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
             async for item in given_async(self.place, core.download(self.id, names, clock())):
                 files.take(item)

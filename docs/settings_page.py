@@ -1,0 +1,39 @@
+"""Write docs/settings.md from the descriptions in schemas/config.schema.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from runner.language.reference import BEGIN, END, table
+from runner.paths import shipped
+
+
+def refreshed(text: str) -> str:
+    """`text` with what stands between its markers written anew."""
+    schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
+    before, _, rest = text.partition(BEGIN)
+    lines = [line for heading, path in _tables(schema) for line in table(schema, heading, _said(schema, path), path)]
+    return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{rest.partition(END)[2]}"
+
+
+def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """The heading of each table of recipe.toml, and where its keys stand in the schema."""
+    yield "Top level", ()
+    for name, value in schema["properties"].items():
+        if "properties" in value and name != "drivers":
+            yield f"`[{name}]`", ("properties", name)
+        elif "properties" in value.get("items", ()):
+            yield f"`[[{name}]]`", ("properties", name, "items")
+    yield "`[stores.NAME]`", ("$defs", "store")
+    yield "`[stacks.NAME]`", ("$defs", "stack")
+    for name in schema["properties"]["drivers"]["properties"]:
+        yield f"`[drivers.{name}]`", ("$defs", name)
+    yield "A host of `[drivers.ssh]`", ("$defs", "ssh_host")
+
+
+def _said(schema: Any, path: tuple[str | int, ...]) -> str:
+    for part in path:
+        schema = schema[part]
+    return str(schema.get("description", ""))

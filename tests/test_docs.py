@@ -1,0 +1,148 @@
+"""Promise: a reader finds each page, each link and each answer.  `make site` builds the pages; most of this needs no more than the files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs import words
+from tests.tools import chromium
+
+HOME = Path(__file__).parents[1]
+PAGES = {path: path.read_text("utf-8") for path in sorted([*HOME.glob("*.md"), *HOME.glob("docs/*.md"), *HOME.glob("examples/**/*.md")])}
+QUESTIONS = {
+    "use GPU 1 only": "CUDA_VISIBLE_DEVICES=1",
+    "why did step run again": "recipe why",
+    "where are my checkpoints": "recipe checkpoints",
+    "run on my server": "--driver ssh --host",
+    "share results colleague": "recipe push",
+}
+"""What a newcomer types into the search, and what the answer has in it."""
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found: Counter[str] = Counter()
+    names = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+        names.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return names
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page that lead nowhere, or out of the site."""
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(text))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        elsewhere = page.parent.name == "docs" and target.parent.name != "docs"
+        if not target.exists() or elsewhere or (anchor and anchor not in anchors(PAGES.get(target) or target.read_text("utf-8"))):
+            wrong.append(link)
+    return wrong
+
+
+def navigation() -> list[str]:
+    """The pages that the site's navigation names, in order."""
+    found: list[str] = []
+
+    def walk(part: Any) -> None:
+        for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else []:
+            walk(inner)
+        if isinstance(part, str):
+            found.append(part)
+
+    walk(yaml.safe_load((HOME / "mkdocs.yml").read_text("utf-8"))["nav"])
+    return found
+
+
+def test_no_link_is_broken() -> None:
+    assert {page.relative_to(HOME).as_posix(): wrong for page, text in PAGES.items() if (wrong := broken(page, text))} == {}
+
+
+def test_a_broken_link_would_be_noticed() -> None:
+    page = HOME / "docs" / "state.md"
+    text = "[a](none.md) [b](state.md#none) [c](../README.md) [d](state.md#disks) `[e](none.md)`\n```\n[f](none.md)\n```\n[g](https://none.example)"
+    assert broken(page, text) == ["none.md", "state.md#none", "../README.md"]
+
+
+def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> None:
+    names = navigation()
+    assert names[0] == "tutorial.md" and "tutorial.html" in (HOME / "docs" / "index.html").read_text("utf-8")
+    pages = [name for name in names if name.endswith(".md")]
+    assert sorted(pages) == sorted(path.name for path in PAGES if path.parent == HOME / "docs")
+    for name in set(names) - set(pages):  # a part of a page
+        page, _, anchor = name.partition(".html#")
+        assert anchor in anchors(PAGES[HOME / "docs" / f"{page}.md"]), name
+
+
+def test_the_first_line_of_a_page_says_for_whom_it_is() -> None:
+    others = {"benchmarks.md", "images.md", "multi-node.md", "sft.md"}
+    pages = {path.name: text.split("\n")[2] for path, text in PAGES.items() if path.parent == HOME / "docs"}
+    assert {name for name, line in pages.items() if not line.startswith("For ")} == others
+
+
+def test_a_page_that_a_message_names_is_there() -> None:
+    sources = [
+        path
+        for part in ("runner", "drivers", "recipes", "schemas")
+        for path in (HOME / part).rglob("*.*")
+        if path.suffix in (".py", ".yaml", ".json")
+    ]
+    named = {name for path in sources for name in re.findall(r"\bdocs/([\w-]+\.md)\b", path.read_text("utf-8"))}
+    assert len(named) > 10 and sorted(name for name in named if not (HOME / "docs" / name).is_file()) == []
+
+
+def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
+    assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [(2, "lies", "is"), (2, "lies", "is")]
+    assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned: nobody, nobody@host.")] == [
+        "goes on from",
+        "Whoever",
+        "reckoned",
+        "nobody",
+    ]
+
+
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS.items())
+def test_a_newcomers_question_is_a_heading_with_its_answer_below_it(question: str, answer: str) -> None:
+    parts = [part for text in PAGES.values() for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE)]
+    found = [part for part in parts if set(question.lower().split()) <= set(re.findall(r"\w+", part.partition("\n")[0].lower()))]
+    assert len(found) == 1 and answer in found[0]
+
+
+@pytest.mark.proof
+def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Path) -> None:
+    """Built with the pinned generator, in a copy; Chromium opens it with no network."""
+    shutil.copytree(HOME / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HOME / "mkdocs.yml", tmp_path)
+    built = subprocess.run([Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"], cwd=tmp_path, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    with chromium() as browser:
+        page = browser.new_page()
+        asked: list[str] = []
+        said: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto((tmp_path / "site" / "index.html").as_uri())
+        page.wait_for_url("**/tutorial.html")
+        for question in QUESTIONS:
+            page.click(".md-search__button")
+            page.fill("dialog[open] input", question)
+            page.wait_for_selector("dialog li:first-child a[href*='/faq.html?']")  # the first that is found
+            page.reload()
+        assert said == [] and [url for url in asked if not url.startswith("file:")] == []
