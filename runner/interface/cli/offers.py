@@ -64,19 +64,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:
+def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[str, Wish]:
     """What the steps that are to run need of rented machines, by the first step of each need."""
     from ...advice import estimates
     from ...planning.plan import LOCAL
 
     market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
+    headed = bool(stack) and ws.config.stack(stack).head is not None
     by_need: dict[Need, tuple[str, float | None]] = {}
     specs = found.plan.specs()
     reckoned = estimates.of_plan(ws, found.plan, found.todo)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     for n in found.todo:
         node = found.plan.nodes[n]
-        if node.flags & LOCAL or not specs[n].resources.gpus or specs[n].select is not None:
+        works = headed and specs[n].node_count > 1
+        if node.flags & LOCAL or not (specs[n].resources.gpus or works) or specs[n].select is not None:
             continue
         most = reckoned[n].seconds if n in reckoned else None
         known = most[1] if most is not None else expected.get(node.id)
