@@ -68,6 +68,7 @@ class Heading:
             try:
                 if isinstance(found, DriverError):
                     raise found
+                found.deadman = settings.get("deadman")  # of a host that is only looked at there is none
                 lease = Lease(head.driver, name, "head", {"python": found.python})
                 site = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, places=1)
                 site.port, self.sites = head.port, [site]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -10,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from drivers.base import Traits
+from runner.errors import Invalid
+from runner.hosts.head import Heading
+from runner.settings import Head
+from runner.storage.workspace import Workspace
 from tests.cloud import cloud, provider
 from tests.fake_provider import Provider
 from tests.fake_provider import provider as fake
@@ -95,7 +101,7 @@ def test_a_stack_says_what_its_head_is(space: Space, farm: int, sshd: Sshd) -> N
     assert code == 0 and "stacks.farm.head" in out
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_a_node_that_fails_ends_the_others_whether_it_is_the_head_or_not(space: Space, farm: int, rank: int) -> None:
     gated(space, f"if [ $NODE_RANK = {rank} ]; then echo no; exit 7; fi; sleep 600").touch()
     code, _, said = space.command("run", "--stack", "farm")
@@ -117,6 +123,7 @@ def test_a_killed_run_finds_head_and_workers_again(space: Space, farm: int) -> N
     assert begun(space) == ["0", "1", "2"] and sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
 
 
+@pytest.mark.proof
 def test_machines_of_a_marketplace_work_for_a_head(space: Space, market: Provider, sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Killed mid-step, and run again: the same machine, and each node began once."""
     rents(space, market, monkeypatch, verified=False, reliability=0)
@@ -139,6 +146,7 @@ def market() -> Iterator[Provider]:
         yield found
 
 
+@pytest.mark.proof
 def test_hosts_that_cost_nothing_work_for_a_head_and_one_that_restarts_is_taken_again(space: Space, sshd: Sshd) -> None:  # noqa: F811
     headed(space, sshd, free_port())
     path = space.root / "recipe.toml"
@@ -217,6 +225,11 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_told_before_a
     code, _, said = space.command("run", "--stack", "farm")
     assert code == 5 and f"the head {sshd.address} cannot be used" in said and "recipe doctor --driver ssh" in said, said
     assert provider(space) == []
+
+
+def test_a_driver_that_gives_all_nodes_together_takes_no_head(space: Space) -> None:
+    with Workspace.open(space.root) as ws, pytest.raises(Invalid, match="the stack has a head, and its driver gives all nodes of a step together"):
+        asyncio.run(Heading(ws, Head("ssh", "me@nowhere", "nowhere", 4000)).open(Traits(allocates=True), unused=True))
 
 
 def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm: int) -> None:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked).items()})
+            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked, args.stack).items()})
     if args.json:
         print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
