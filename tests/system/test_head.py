@@ -68,8 +68,10 @@ def farm(space: Space, sshd: Sshd) -> int:  # noqa: F811
     return port
 
 
-def gated(space: Space, after: str = "echo made > o", nodes: int = 3) -> Path:
-    space.recipe(f"steps: {{s: {{nodes: {nodes}, shell: bash, outputs: {{o: o}}, run: {json.dumps(GATED.format(root=space.root) + '; ' + after)}}}}}")
+def gated(space: Space, after: str = "echo made > o", nodes: int = 3, more: str = "") -> Path:
+    space.recipe(
+        f"steps: {{s: {{nodes: {nodes}, shell: bash, {more}outputs: {{o: o}}, run: {json.dumps(GATED.format(root=space.root) + '; ' + after)}}}}}"
+    )
     return space.root / "gate"
 
 
@@ -103,10 +105,13 @@ def test_a_stack_says_what_its_head_is(space: Space, farm: int, sshd: Sshd) -> N
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.proof)])
 def test_a_node_that_fails_ends_the_others_whether_it_is_the_head_or_not(space: Space, farm: int, rank: int) -> None:
-    gated(space, f"if [ $NODE_RANK = {rank} ]; then echo no; exit 7; fi; sleep 600").touch()
+    """The GPUs that the step asks for are its workers'."""
+    script = f"if [ $NODE_RANK = {rank} ]; then echo {{{{ host.gpus }}}} GPUs: $CUDA_VISIBLE_DEVICES.; exit 7; fi; sleep 600"
+    gated(space, script, nodes=2, more="resources: {gpus: 1}, ").touch()
     code, _, said = space.command("run", "--stack", "farm")
     assert code == 1 and "exit 7" in said and ("on node 1 (loopback" in said) is (rank == 1), said
-    assert provider(space).count("destroyed") == provider(space).count("created") == 2
+    assert ("1 GPUs: 0." if rank else "0 GPUs: .") in said, said
+    assert provider(space) == ["created", "destroyed"]
 
 
 def test_a_killed_run_finds_head_and_workers_again(space: Space, farm: int) -> None:

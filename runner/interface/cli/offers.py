@@ -85,7 +85,8 @@ def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[s
         need = need_for(specs[n], market, images=not found.request.current_python)
         first, before = by_need.get(need, (node.id, 0.0))
         by_need[need] = first, None if known is None or before is None else before + known / 3600
-    return {step: Wish(need, hours=hours) for need, (step, hours) in by_need.items()}
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    return {step: Wish(need, hours=hours, keep=keep) for need, (step, hours) in by_need.items()}
 
 
 def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
