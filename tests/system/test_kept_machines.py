@@ -195,3 +195,24 @@ def test_a_pod_that_comes_back_without_its_gpus_is_ended_and_another_is_rented(s
         assert ours(real) == ["created", "started", "stopped", "started", "destroyed", "created", "started", "stopped"]
         assert status(space)["machine"] != first["machine"] and len(alive(real)) == 1
         assert space.command("stack", "down", "tiny")[0] == 0 and not alive(real)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("first", [True, False], ids=["made", "started"])
+def test_a_kill_at_any_point_leaves_a_pod_that_the_next_run_uses_and_stops(space: Space, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    with fake_provider("runpod", "--hosts", "real", "--clock", "real", "--faults", "boot=0,foreign=3,late=1") as real:
+        rents(space, real, monkeypatch, "runpod", settles=1.1)
+        stack(space, "driver = 'runpod'\nkeep = 'stopped'\n")
+        for n, point in enumerate(POINTS):
+            if not first:
+                ran(space, 3 * n)
+            space.recipe(STEP.replace("echo 1", f"echo {3 * n + 1}"))
+            code, _, said = space.command("run", "--stack", "tiny", env={"RECIPE_CRASH_AT": point})
+            assert code == -signal.SIGKILL, (point, said)
+            ran(space, 3 * n + 1)
+            ran(space, 3 * n + 2)
+            assert status(space)["uses"] == [] and status(space)["stands"] == "stopped" and len(alive(real)) == 1, point
+            if first:
+                assert space.command("stack", "down", "tiny")[0] == 0 and not alive(real), point
+        assert space.command("stack", "down", "tiny")[0] == 0
+        assert not alive(real) and len(alive(real, foreign=True)) == 3 and "there is no lease" in space.command("reap")[1]
