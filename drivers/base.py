@@ -55,6 +55,7 @@ class Wish(NamedTuple):
     disk: int | None = None  # bytes that will be rented with the machine
     hours: float | None = None  # for how long it is wanted, as far as that is known
     filters: Mapping[str, str] = {}
+    keep: bool = False  # as of `Order`: the price is that of a machine that is kept
     together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
 
 

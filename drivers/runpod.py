@@ -6,16 +6,18 @@ key that RunPod gives each pod; where that key may not, it stops itself, and its
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 from . import cloud
 from .base import (
+    ROOT,
     Charge,
     Denied,
     HostLost,
@@ -31,7 +33,7 @@ from .base import (
     Wish,
 )
 from .cloud import Filters, Installation, Logins, Value, harmless, markets
-from .runpod_wire import Gpu, Pod, Wire, pod, words
+from .runpod_wire import Gpu, Pod, Wire, none, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.runpod.io"
@@ -40,17 +42,23 @@ CLOUDS: Final = {"secure": "SECURE", "community": "COMMUNITY"}
 """Of RunPod's own data centers, and of strangers' machines."""
 DISK: Final = 0.10 / 30 / 24
 """US dollars an hour for a GB of a pod that runs."""
+STOPPED: Final = ("EXITED", "ERROR")
 CPUS, MEMORY = 2, 8 * 10**9
 """What RunPod promises beside each GPU: the catalog does not say more."""
 LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod does not say what the most is
+VOLUME: Final = f"/root/{ROOT}"
+"""Where the disk of a pod that is kept is mounted: all of ours lies there.  What lies beside it is wiped when the pod restarts."""
+STARTS: Final = timedelta(minutes=2)
+"""In which it is waited whether a pod that is started has its GPUs again."""
 RISE: Final = 1.05  # a price that is higher by more than this is another offer
 # Executed as the container's command, before what the image itself begins; the images of others have no SSH server and no /start.sh.
 _COMMAND: Final = "bash -c 'echo {script} | base64 -d | sh; [ -x /start.sh ] && exec /start.sh; exec sleep infinity'"
 _SERVER: Final = """[ -n "$RECIPE_SSHD_KEYS" ] || command -v sshd || { apt-get update && apt-get install -y openssh-server; }
 """
-# Asked by the pod itself once its time is over, with the key that it was given.
+# Asked by the pod itself once its time is over, with the key that it was given; one that is kept only stops.
+_DELETE: Final = """curl -fsS -m 60 -X DELETE -H "$auth" $self || """
 _END: Final = """auth="Authorization: Bearer $RUNPOD_API_KEY" self={api}/v2/pods/$RUNPOD_POD_ID
-    curl -fsS -m 60 -X DELETE -H "$auth" $self || curl -fsS -m 60 -H "$auth" -H 'Content-Type: application/json' -d '{{"action":"stop"}}' \
+    {delete}curl -fsS -m 60 -H "$auth" -H 'Content-Type: application/json' -d '{{"action":"stop"}}' \
 $self/action || runpodctl stop pod $RUNPOD_POD_ID"""
 
 
@@ -103,7 +111,7 @@ class Runpod:
             for gpu in await harmless(self._wire.gpus(count, CLOUDS[name])):
                 if name not in gpu.prices:
                     continue
-                offer = self._offer(gpu, name, count, disk, filters)
+                offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
                 about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
                 # What is wished of the disk, the region and the CUDA version is part of the order.
                 why = cloud.excluded(offer, about, wish, filters)
@@ -128,16 +136,17 @@ class Runpod:
             if not any(asked.lower() in center.lower() for center in centers):
                 raise NoCapacity(f'RunPod has no data center "{asked}"{cloud.meant(asked.upper(), centers)}')
 
-    def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters) -> Offer:
+    def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool) -> Offer:
         regions = [center for center in gpu.centers if not filters.regions or any(each.lower() in center.lower() for each in filters.regions)]
         have = Resources(float(CPUS * count), MEMORY * count, count, gpu.id, gpu.memory * 10**9, disk * 10**9)
         data = {
             "gpu": gpu.id, "cloud": CLOUDS[name], "disk": str(disk), "centers": ",".join(regions if filters.regions else ()),
             "cuda": f"{filters.cuda:g}" if filters.cuda else "",
         }  # fmt: skip
+        disks = _disks(disk, disk if keep else 0, runs=True)
         return Offer(
-            "runpod", f"{gpu.id} x{count} {name}", have, price=round(gpu.prices[name] * count + DISK * disk, 5), region=" ".join(regions), data=data,
-            disk_price=DISK * disk, fetched=time.time(),
+            "runpod", f"{gpu.id} x{count} {name}", have, price=round(gpu.prices[name] * count + disks, 5), region=" ".join(regions), data=data,
+            disk_price=disks, fetched=time.time(),
         )  # fmt: skip
 
     # --- leases
@@ -163,7 +172,9 @@ class Runpod:
 
     def _body(self, order: Order) -> Mapping[str, object]:
         data = order.offer.data
-        script = _SERVER + cloud.boot(self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api))
+        script = _SERVER + cloud.boot(
+            self._installation, order, datetime.now(UTC), _END.format(api=self._wire.web.api, delete="" if order.keep else _DELETE)
+        )
         gpu = {"id": data["gpu"], "count": order.offer.resources.gpus, **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {})}
         return {
             "name": self._installation.mark(order.key),
@@ -171,6 +182,7 @@ class Runpod:
             "gpu": gpu,
             "cloud": data["cloud"],
             "disk": int(data["disk"]),
+            **({"mounts": {"persistent": {"size": int(data["disk"]), "path": VOLUME}}} if order.keep else {}),
             "ports": ["22/tcp"],
             "env": {"PUBLIC_KEY": cloud.public(self._installation.login(order.key))},
             "args": _COMMAND.format(script=base64.b64encode(script.encode()).decode()),
@@ -184,7 +196,7 @@ class Runpod:
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None
-        price = found.price + DISK * found.disk
+        price = _price(found)
         if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
             raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
         made = await self._logins.open(lease, "root", *found.address)
@@ -196,13 +208,52 @@ class Runpod:
         await harmless(self._wire.destroy(lease.id))
         return await harmless(self._wire.show(lease.id)) is None
 
+    async def start(self, lease: Lease, until: datetime) -> None:
+        """Have a pod run that is stopped; it has as long as it was ordered for, until it is told otherwise.
+
+        RunPod starts it also where others have its GPUs meanwhile, with none: then it is of no use, as one that is gone.  Raises NoCapacity, Denied
+        without the money, HostLost.
+        """
+        found = await harmless(self._wire.show(lease.id))
+        if found is not None and found.status in STOPPED:
+            answer = await harmless(self._wire.act(lease.id, "start"))
+            if answer.status == 402:
+                raise Denied(f"RunPod starts nothing for this account: {words(answer)} See https://console.runpod.io/user/billing")
+            if answer.status in (400, 403):
+                raise NoCapacity(f"the pod {lease.id} cannot be started: {words(answer)}")
+            if answer.status >= 400 and answer.status != 409 and not none(answer):  # 409: somebody else was faster
+                raise Rejected(f"RunPod cannot start {lease.id}: {words(answer)}")
+        deadline = time.monotonic() + STARTS.total_seconds()
+        while (found := await harmless(self._wire.show(lease.id))) is not None and found.status in ("PROVISIONING", "STARTING"):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(self.traits.poll.total_seconds())
+        if found is None:
+            raise HostLost(f"RunPod has no pod {lease.id} any more")
+        if not found.gpus:
+            raise HostLost(f"the pod {lease.id} was started without a GPU: others have them")
+
+    async def stop(self, lease: Lease) -> bool:
+        """Have a pod stand still.  True once RunPod says so; its volume is billed on, at twice the rate."""
+        await self._logins.end(lease)
+        if await self.stands(lease) == "runs":
+            answer = await harmless(self._wire.act(lease.id, "stop"))
+            if answer.status >= 400 and answer.status != 409 and not none(answer):
+                raise Rejected(f"RunPod cannot stop {lease.id}: {words(answer)}")
+        return await self.stands(lease) != "runs"
+
+    async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
+        """What RunPod says of a pod."""
+        found = await harmless(self._wire.show(lease.id))
+        return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
+
     def look_for(self, installation: str) -> None:
         self._installation = self._installation.called(installation)
 
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
-            Lease("runpod", each.id, key, self._data, price=round(each.price + DISK * each.disk, 5))
+            Lease("runpod", each.id, key, self._data, price=round(_price(each), 5))
             for each in found
             if (key := self._installation.key(each.name)) is not None
         ]
@@ -240,6 +291,16 @@ class Runpod:
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"RunPod has no pod {lease.id} any more")
-        if found.status in ("EXITED", "ERROR"):
+        if found.status in STOPPED:
             raise HostLost(f"the pod {lease.id} does not run: {found.status}")
         return found
+
+
+def _disks(disk: int, volume: int, *, runs: bool) -> float:
+    """US dollars an hour for GB of a pod's own disk and of its volume: of a stopped pod the first is gone, and the second costs twice as much."""
+    return DISK * (disk + volume) if runs else 2 * DISK * volume
+
+
+def _price(found: Pod) -> float:
+    """US dollars an hour for a pod, with its disks."""
+    return found.price + _disks(found.disk, found.volume, runs=found.status not in STOPPED)

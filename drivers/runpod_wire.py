@@ -32,6 +32,8 @@ class Pod(NamedTuple):
     address: tuple[str, int] | None
     price: float
     disk: int  # GB
+    volume: int  # GB that outlive a stop
+    gpus: int  # that it has, or would have; 0 also where it runs and got none
 
 
 class Wire:
@@ -57,7 +59,7 @@ class Wire:
     async def show(self, id: str) -> Pod | None:
         """One pod; None when RunPod says in its own words that there is none."""
         answer = await self.ask("GET", f"/v2/pods/{id}")
-        if _none(answer):
+        if none(answer):
             return None
         found = pod(_good(answer, f"the pod {id}"))
         return None if found.status == "TERMINATED" else found
@@ -77,8 +79,12 @@ class Wire:
     async def destroy(self, id: str) -> None:
         """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
         answer = await self.ask("DELETE", f"/v2/pods/{id}")
-        if answer.status != 409 and not _none(answer):
+        if answer.status != 409 and not none(answer):
             _good(answer, f"the end of the pod {id}", empty=True)
+
+    async def act(self, id: str, action: str) -> Answer:
+        """Have a pod `start` or `stop`."""
+        return await self.ask("POST", f"/v2/pods/{id}/action", {"action": action})
 
     async def charges(self, id: str) -> list[Charge]:
         """What a pod has cost."""
@@ -123,12 +129,21 @@ def pod(row: Fields) -> Pod:
     ssh = row.get("ssh")
     direct = ssh.get("direct") if isinstance(ssh, dict) else None  # `proxy` takes no commands with their input, and is never used
     address = (f"{direct.get('host', '')}", int(number(direct, "port"))) if isinstance(direct, dict) and number(direct, "port") else None
-    return Pod(f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", address, number(row, "cost"), int(number(row, "disk")))
+    volume = _inside(_inside(row, "mounts"), "persistent")
+    gpus = int(number(_inside(row, "gpu"), "count"))
+    sizes = int(number(row, "disk")), int(number(volume, "size"))
+    return Pod(f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", address, number(row, "cost"), *sizes, gpus)
 
 
-def _none(answer: Answer) -> bool:
+def none(answer: Answer) -> bool:
     """Whether RunPod itself says that there is no such pod: a problem document, not the 404 of something between it and us."""
     return answer.status == 404 and answer.fields.get("status") == 404 and "title" in answer.fields
+
+
+def _inside(row: Fields, name: str) -> Fields:
+    """An object in a reply; empty where there is none."""
+    found = row.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:

@@ -7,8 +7,8 @@ Credentials are in neither; they come from where the ecosystem keeps them.  With
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +52,19 @@ class Receiver:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The server that is node 0 of a stack's steps of several nodes; the others dial `address` at `port`."""
+
+    driver: str
+    host: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.driver} {self.host}, which the other nodes dial at {self.address}:{self.port}; nothing is paid for it here"
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """One `[stacks.NAME]`: a driver, and how it is asked.  Texts are as they were written; empty where nothing is said.
 
@@ -65,6 +78,7 @@ class Stack:
     nodes: int = 0
     market: str = ""
     zone: str = ""
+    head: Head | None = None
     limits: Mapping[str, str] = field(default_factory=dict)  # `time` and `cost`
     keep: str = ""
     auto_stop: str = ""
@@ -171,6 +185,7 @@ def listed(config: Config) -> list[tuple[str, Any, str]]:
             value = getattr(config.stores[keys[1]], keys[2])
         elif keys[0] == "stacks":
             value = getattr(config.stacks[keys[1]], keys[2])
+            value = asdict(value) if isinstance(value, Head) else value
         elif keys[0] in ("prices", "limits"):
             value = getattr(config, keys[0])[keys[1]]
         elif keys[0] in _RECEIVERS:
@@ -267,8 +282,12 @@ def _merged(files: list[_File]) -> Config:
                     origins[kind, name, key] = _origin(file, (kind, name, key))
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
     webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks = {name: Stack(name, **table, file=origins["stacks", name, "driver"].rpartition(":")[0]) for name, table in tables["stacks"].items()}
+    stacks = {name: _stack(name, table, origins["stacks", name, "driver"].rpartition(":")[0]) for name, table in tables["stacks"].items()}
     return Config(store, stores, tables["drivers"], prices, lists, origins, limits, webhooks, notify, stacks)
+
+
+def _stack(name: str, table: Mapping[str, Any], file: str) -> Stack:
+    return Stack(name, **{**table, "head": Head(**table["head"]) if "head" in table else None}, file=file)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
@@ -314,7 +333,22 @@ def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
         if "auto_stop" in stack and "keep" not in stack:
             words = f"stacks.{name}.auto_stop says when a kept machine stops, and none is kept"
             found.append(("clash", words, ("stacks", name, "auto_stop"), 'add keep = "stopped", or take it out'))
+        if "head" in stack:
+            found += [("clash", words, ("stacks", name, "head"), fix) for words, fix in _clashes_of_head(f"stacks.{name}", stack)]
     return found
+
+
+def _clashes_of_head(name: str, stack: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the head of a stack and its other settings say against each other, and what to do."""
+    if stack["head"]["port"] > 65535:
+        yield f"{name}.head.port cannot be {stack['head']['port']}", "write a number from 1 to 65535"
+    if stack["driver"] == "local":
+        yield f"{name} has a head, and the driver local has no workers for it", "name a driver that has other machines, such as vastai"
+    if "nodes" in stack:
+        words = f"{name}.nodes is for steps with `accelerate`, which take no head"
+        yield words, "take `nodes` out: a step with `run` says itself on how many nodes it runs, the head among them"
+    if "keep" in stack:
+        yield f"{name} keeps one machine, and a head has as many workers as a step says", "take `keep` or `head` out"
 
 
 def _drivers_fix(known: Mapping[str, object]) -> str:

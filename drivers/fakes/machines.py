@@ -74,6 +74,9 @@ class Machines:
 
     async def _begin(self, name: str, place: Path, boot: Boot) -> None:
         (place / "home").mkdir(parents=True, exist_ok=True)
+        for found in (place / "home").iterdir() if boot.kept is not None else ():
+            if found.name not in (boot.kept or ()):
+                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
         _written(place / "env", json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env)}))
         _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
         (place / "bin").mkdir(exist_ok=True)

@@ -283,7 +283,10 @@ class Runpod(World[Pod]):
         own = {"RUNPOD_POD_ID": machine.id, "RUNPOD_API_KEY": f"pod-{machine.id}", "RUNPOD_GPU_COUNT": str(machine.has)}
         keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
         gpu = machine.gpu or self.catalog.stock[0]
-        return Boot(keys, (*given.items(), *own.items()), str(machine.body.get("args") or ""), gpu.id, machine.has, gpu.memory * 954)
+        path = str(document(document(machine.body.get("mounts")).get("persistent")).get("path") or "")
+        kept = (path.removeprefix("/root/"),) if path.startswith("/root/") else ()  # another mount is of no machine that is a directory
+        args = str(machine.body.get("args") or "")
+        return Boot(keys, (*given.items(), *own.items()), args, gpu.id, machine.has, gpu.memory * 954, kept=kept)
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
         return (f"pod-{machine}",) if machine in self.account.machines else ()

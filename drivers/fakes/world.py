@@ -117,6 +117,7 @@ class Boot(NamedTuple):
     user: str = "root"
     address: str = "127.0.0.1"
     port: int = 0
+    kept: tuple[str, ...] | None = None  # of the home, what a start finds again; None: all
 
 
 class World(ABC, Generic[M]):

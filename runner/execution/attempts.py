@@ -297,7 +297,8 @@ class Attempts:
 
     def command(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
         """What is run on one node, and the script that has to lie beside the attempt for it."""
-        node, gpus, (rank, site, attempt, python, _) = running.node, spec.resources.gpus, seat
+        node, (rank, site, attempt, python, _) = running.node, seat
+        gpus = 0 if site.port and spec.resources.gpus else spec.resources.gpus  # those of a step under a head are its workers'
         members, devices = running.site.members, running.site.capacity.share(rank, running.devices)
         addresses = [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]
         paths = site.paths(attempt)

@@ -103,7 +103,8 @@ async def _close(work: Work) -> None:
 async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
     here = {work.stays(id) for id in work.todo}
-    sites = [*(work.host_pool.sites if work.host_pool.away and False in here else ()), *([work.host_pool.here] if True in here else ())]
+    pool = work.host_pool
+    sites = [*([*pool.head.sites, *pool.sites] if pool.away and False in here else ()), *([pool.here] if True in here else ())]
     try:
         await asyncio.gather(*(work.attempts.hooks_of(site).setup() for site in sites))
     except CannotRun:

@@ -44,6 +44,8 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
+    if problems := _headless(ws, found, settings):
+        raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
         from ..survey.explain import replaced
@@ -101,7 +103,7 @@ def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     there = [specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None]
-    return [spec for spec in there if not host_pool.stays(spec.resources)]
+    return [spec for spec in there if not host_pool.stays(spec)]
 
 
 def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
@@ -136,7 +138,7 @@ def demand(found: Survey, host_pool: HostPool, jobs: int) -> Wish:
     unknown = False
     for n in found.todo:
         spec, node = found.plan.specs()[n], found.plan.nodes[n]
-        if not node.flags & LOCAL and not host_pool.stays(spec.resources):
+        if not node.flags & LOCAL and not host_pool.stays(spec):
             matrices.setdefault(bare(node.id), []).append(spec.resources)
             unknown = unknown or spec.select is not None  # how many there will be
 
@@ -187,23 +189,25 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         node, wants = found.plan.nodes[n], specs[n].resources
-        near = bool(node.flags & LOCAL) or host_pool.stays(wants)
+        near = bool(node.flags & LOCAL) or host_pool.stays(specs[n])
+        count = specs[n].node_count
+        if count > 1:
+            wrong += _few(node.id, specs[n], host_pool)
         if host_pool.priced and not near:
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.asked.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
                 unmet.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}")
             continue
-        sites, count = [host_pool.here] if near else host_pool.sites, specs[n].node_count
+        sites = [host_pool.here] if near else host_pool.sites
         if count > 1:
             uneven += _uneven(node.id, specs[n], host_pool)
-            wrong += _few(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
             sizes = sorted((site.capacity.has(name) for site in sites), reverse=True)
-            most = settings.pools[name] if name in settings.pools else sizes[min(count, len(sizes)) - 1]
+            most = settings.pools[name] if name in settings.pools else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
             if asked > most:
                 whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
                 need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
@@ -245,12 +249,30 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
     return wrong
 
 
+def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
+    """Why the head of a stack is of no use to a plan."""
+    if not settings.stack or ws.config.stack(settings.stack).head is None:
+        return []
+    specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
+    if all(spec.nodes in (None, 1) for spec in specs):
+        words = f"{whose}, and no step of {found.plan.recipe} runs on several nodes"
+        return [Problem("nodes", words, fix="write `nodes: N` at a step, the head among them, or take a stack without a head")]
+    launched = [found.plan.nodes[n].id for n in found.todo if specs[n].accelerate and specs[n].node_count > 1]
+    words = f"{whose}, and {', '.join(launched[:5])} would have `accelerate` start as much on it as on its workers"
+    return [Problem("nodes", words, fix="take a stack without a head, or write a `run` that asks for `node.rank`")] if launched else []
+
+
 def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     """Words for a step that has more nodes than there are hosts."""
-    if host_pool.priced:
-        return [f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines"]
-    have = sum(bool(site.address) for site in host_pool.sites)
-    return [f"{id} needs {spec.nodes} nodes; {host_pool.name} has {have} host(s) free"] if have < spec.node_count else []
+    workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
+    if host_pool.priced and not headed:
+        return [f"{id} needs {spec.nodes} nodes; {host_pool.name} rents single machines, which work together only under the `head` of a stack"]
+    if host_pool.priced and host_pool.leases is not None:
+        most = host_pool.leases.most
+        return [f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"] if most < workers else []
+    have = sum(bool(site.address) or headed for site in host_pool.sites)
+    whose = " beside the head" if headed else ""
+    return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"] if have < workers else []
 
 
 def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:

@@ -39,11 +39,15 @@ def rent(work: Work) -> None:
     _save_in_time(work)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
+    crews: dict[Need, int] = {}  # the most machines that one step takes at once
     for id in work.todo:
         if states[id] not in FINAL:
-            queued.update({need: int(states[id] is State.QUEUED) for need in _needs(work, id)})
+            crew = pool.head.workers(work.spec(id)) if states[id] is State.QUEUED else 0
+            for need in _needs(work, id):
+                queued[need] += crew
+                crews[need] = max(crews.get(need, 1), crew)
     for need, count in queued.items():
-        wanted = min(count, max(1, work.options.machines))
+        wanted = min(count, max(crews[need], work.options.machines))
         while not work.scheduler.held and need not in pool.refused and not pool.full and pool.inventory.machines(need) < wanted:
             pool.inventory.coming.append(need)
             work.replacing += 1

@@ -365,7 +365,8 @@ def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
     if spec.node_count > 1:
         from ..hosts.group import group_of
 
-        return group_of(sites[: spec.node_count]) if len(sites) >= spec.node_count else None
+        crew = work.host_pool.head.crew(spec, sites)
+        return group_of(crew) if crew else None
     return sites[0] if sites else None
 
 

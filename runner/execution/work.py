@@ -189,7 +189,7 @@ class Work:
     def stays(self, id: str) -> bool:
         """Whether a step runs on this machine whatever others there are."""
         n = self.plan.index[id]
-        return bool(self.plan.nodes[n].flags & LOCAL) or self.host_pool.stays(self.plan.specs()[n].resources)
+        return bool(self.plan.nodes[n].flags & LOCAL) or self.host_pool.stays(self.plan.specs()[n])
 
     def stayed(self) -> set[str]:
         """`temporary` outputs of earlier runs that are not here: a host may have them still."""

@@ -113,7 +113,7 @@ def _work(
             needs = {host_pool.need(spec) for spec in sent(found, host_pool)} if host_pool.priced else set()
             fits(ws, found, host_pool, settings, await host_pool.offered(needs))
             if found.request.current_python:
-                await same_packages(host_pool.sites)
+                await same_packages([*host_pool.head.sites, *host_pool.sites])
             jobs = settings.jobs or at_once(found, host_pool)
             begins = replace(claimed, fence=submit()) if submit is not None else claimed
             commits = _begun(ws, found, begins, jobs, settings, listener, masker)

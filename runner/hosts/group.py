@@ -38,31 +38,31 @@ UNTOUCHED: Final = Meeting(0, ())
 
 
 class GroupCapacity(Capacity):
-    """Of several hosts together, one for each node of a step: as much of each."""
+    """Of several hosts together, one for each node of a step: as much of each; of a head nothing but its place."""
 
-    def __init__(self, members: Sequence[Capacity]) -> None:
-        first = members[0]
+    def __init__(self, members: Sequence[Capacity], heads: int) -> None:
+        first = members[heads]
         super().__init__(first.machine, lambda: first.devices, None, first._free)
-        self._members = members
+        self._members, self._heads = members, heads
 
     def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
-        each = len(devices) // len(self._members)
-        return tuple(devices[rank * each : (rank + 1) * each])
+        each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
+        return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
     async def pick(self, count: int) -> Pick:
         """GPUs of every host, those of node 0 first."""
-        found = [await each.pick(count) for each in self._members]
+        found = [await each.pick(count) for each in self._members[self._heads :]]
         if all(each.devices for each in found):
             return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
         return Pick((), max(each.again for each in found), sum(each.others for each in found))
 
     def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.enter(wants, self.share(rank, devices))
+            each.enter(wants if rank >= self._heads else {}, self.share(rank, devices))
 
     def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.leave(wants, self.share(rank, devices))
+            each.leave(wants if rank >= self._heads else {}, self.share(rank, devices))
 
 
 class GroupFolder(Folder):
@@ -108,7 +108,7 @@ class Group(Site):
         )
         self._members = tuple(members)
         self._gone: dict[Site, str] = {}
-        self.capacity = GroupCapacity([each.capacity for each in members])
+        self.capacity = GroupCapacity([each.capacity for each in members], int(first.port > 0))
         self.folder = GroupFolder(first.ws, [each.folder for each in members])
 
     @property
@@ -206,7 +206,7 @@ class Group(Site):
         pairs = list(zip(self._members, errand.parts, strict=True))
         commands = await together(each.prepare(part, found) for each, part in pairs)
         nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
-        met = await self._members[0].contact.insist(lambda: meeting.meet(nodes))
+        met = await self._members[0].contact.insist(lambda: meeting.meet(nodes, self._members[0].port))
 
         async def start(each: Away, part: Errand, command: Command) -> None:
             part.job = await each.begin(part, _with_port(command, met.port))

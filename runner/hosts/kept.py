@@ -60,7 +60,7 @@ class KeptLeases(Leases):
         """What would satisfy `wish`: the kept machine alone, once there is one.  Raises DriverError, and CannotRun when that one does not do."""
         machine = self.machine() if self.keeping is not None else None
         if machine is None or self.keeping is None:
-            return await super().offers(wish)
+            return await super().offers(wish._replace(keep=self.keeping is not None))
         offer = offer_of(machine)
         if not enough(offer.resources, Wish(replace(wish.need, market="any"))):
             fix = f"`recipe stack down {self.keeping.name}` ends it, and the next run rents one that does; or take another stack"

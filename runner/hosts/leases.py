@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -120,6 +121,11 @@ class Leases:
         self._waits = ""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
+
+    @property
+    def most(self) -> float:
+        """How many machines may be rented at once, whatever other runs have."""
+        return min(self.driver.traits.hosts_at_once or math.inf, self.budget.limits.get("machines", math.inf))
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`.  Raises DriverError."""

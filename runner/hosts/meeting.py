@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from drivers.base import NOTHING, Argv
+from drivers.base import NOTHING, Argv, Rejected
 
 from ..errors import CannotRun
 
@@ -28,7 +28,7 @@ import importlib.util, json, os, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
 listening = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listening.bind(("", 0))
+listening.bind(("", int(sys.argv[2])))
 listening.listen(64)
 def accept():
     kept = []
@@ -111,16 +111,22 @@ async def together(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
         raise
 
 
-async def meet(nodes: Sequence[Node]) -> Meeting:
-    """Have the nodes look for each other.  Raises CannotRun where they cannot work together, DriverError."""
+async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
+    """Have the nodes look for each other.  `port`: the one of the first node that is dialled, and no other is; 0: all dial all.
+
+    Raises CannotRun where they cannot work together, DriverError.
+    """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     said: list[asyncio.Future[_Said]] = [loop.create_future() for _ in nodes]
-    listening = asyncio.ensure_future(together(_listen(node, told, over) for node, told in zip(nodes, said, strict=True)))
+    listening = asyncio.ensure_future(
+        together(_listen(node, told, over, 0 if rank else port) for rank, (node, told) in enumerate(zip(nodes, said, strict=True)))
+    )
     try:
         answers = await asyncio.gather(*said)
         _compare(nodes, answers)
-        await together(_dial(rank, nodes, answers) for rank in range(len(nodes)))
+        dialled = range(1 if port else len(nodes))
+        await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
         over.set()
         await listening
     finally:
@@ -129,7 +135,16 @@ async def meet(nodes: Sequence[Node]) -> Meeting:
     return Meeting(answers[0].port, [each.ahead for each in answers])
 
 
-async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event) -> None:
+async def free(node: Node, port: int) -> None:
+    """See to it that a program could listen at a port of a host now.  Raises CannotRun, DriverError."""
+    over = asyncio.Event()
+    over.set()
+    said: asyncio.Future[_Said] = asyncio.get_running_loop().create_future()
+    await _listen(node, said, over, port)
+    said.result()
+
+
+async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event, port: int) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
         return
@@ -137,7 +152,7 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event) 
 
     line = b""
     try:
-        async for data in node.host.call((node.python, "-c", LISTEN, node.address), input()):
+        async for data in node.host.call((node.python, "-c", LISTEN, node.address, str(port)), input()):
             line += data
             if line.endswith(b"\n") and not told.done():
                 port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
@@ -148,12 +163,20 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event) 
     except Exception as error:
         if told.done():
             raise
+        if port and isinstance(error, Rejected) and "OSError" in str(error):
+            why = str(error).strip().rpartition("\n")[2]
+            taken = CannotRun(
+                f"nobody can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
+            )
+            return told.set_exception(taken)
         strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
         told.set_exception(strange if isinstance(error, ValueError) else error)
+    return None
 
 
-async def _dial(rank: int, nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
-    others = [n for n in range(len(nodes)) if n != rank]
+async def _dial(rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
+    if not others:
+        return
     pairs = json.dumps([[nodes[n].address, answers[n].port] for n in others])
     said = b"".join([data async for data in nodes[rank].host.call((nodes[rank].python, "-c", DIAL, pairs))])
     for n, why in zip(others, json.loads(said), strict=True):

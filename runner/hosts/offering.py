@@ -97,9 +97,9 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
     return found
 
 
-def to_confirm(ws: Workspace, found: Sequence[Shelf], limit: float | None) -> float | None:
-    """What all wishes cost together, in US dollars, where that is more than is spent without asking."""
-    total = sum(shelf.total or 0.0 for shelf in found)
+def to_confirm(ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1) -> float | None:
+    """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking."""
+    total = sum(shelf.total or 0.0 for shelf in found) * machines
     total = total if limit is None else min(total, limit)
     most = min((float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found), default=CONFIRM)
     return total if total > most else None

@@ -7,6 +7,7 @@ back when no step does.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from drivers.base import (
 
 from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
-from ..planning.step import ResourceSpec, StepSpec
+from ..planning.step import StepSpec
 from ..storage import ledger
 from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
@@ -40,6 +41,7 @@ from .away import Away
 from .budget import LEAST, TERM
 from .client import Client
 from .connect import Connector, measure
+from .head import Heading
 from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
 from .lease_upkeep import LeaseUpkeep
@@ -86,6 +88,7 @@ class HostPool:
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
+    head: Heading = field(default_factory=Heading)
     inventory: Inventory = field(default_factory=Inventory)
     """Places elsewhere that the run has."""
     spot: Spot = field(default_factory=Spot)
@@ -94,6 +97,8 @@ class HostPool:
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: KeptLeases | None = None
+    _opened: list[Site] = field(default_factory=list)
+    """This machine, once it is open: what `close` has to close although `open` failed."""
     _wish: Wish = field(default_factory=Wish)
     _connector: Connector = field(init=False)
     _upkeep: LeaseUpkeep = field(init=False)
@@ -125,20 +130,19 @@ class HostPool:
     @property
     def full(self) -> bool:
         """Whether there may be no more machines than there are."""
-        most = self._of().driver.traits.hosts_at_once
         if self._of().budget.full or (self._of().keeping is not None and len(self.inventory)):
             return True
-        return most is not None and len(self.inventory) >= most
+        return len(self.inventory) >= (self._of().driver.traits.hosts_at_once or math.inf)
 
-    def stays(self, wants: ResourceSpec) -> bool:
+    def stays(self, spec: StepSpec) -> bool:
         """Whether a step that says nothing of where it runs stays on this machine."""
-        if not self.away or not self.priced or self.everything_there:
+        if not self.away or not self.priced or self.everything_there or self.head.leads(spec):
             return not self.away
-        return not wants.gpus and self.here.could(wants.room)
+        return not spec.resources.gpus and self.here.could(spec.resources.room)
 
     def sites_of(self, spec: StepSpec, *, local: bool) -> Sequence[Site]:
         """Where a step may run: a local one on this machine only."""
-        if local or (self.priced and self.stays(spec.resources)):
+        if local or (self.priced and self.stays(spec)):
             return [self.here]
         if not self.priced:
             return self.sites
@@ -157,11 +161,15 @@ class HostPool:
         """
         self._connector = Connector(self.ws, self.name, self.python, self.say)
         self.here = self._connector.here(self.local)
+        self._opened.append(self.here)
         if not self.away:
             return
         self.leases = self._leases()
         self._upkeep = LeaseUpkeep(self.leases, self.inventory, self.name, self.say, self.ws.environ)
         self._wish = wish()
+        if self.stack and (head := self.ws.config.stacks[self.stack].head) is not None:
+            self.head = Heading(self.ws, head, self.python, self.say)
+        await self.head.open(self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run))
         for row in self.earlier:
             self.leases.inherit(row)
         await self._upkeep.tidy()
@@ -184,7 +192,8 @@ class HostPool:
                 await self.allocate()
             return
         for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < self._wish.need.nodes))
+            needed = self._wish.need.nodes - len(self.head.sites)
+            missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
             if missing > 0 or offer.id in kept:
                 await self._take(offer, missing, Need(), kept.pop(offer.id, []))
 
@@ -254,15 +263,17 @@ class HostPool:
 
     def hopes(self, spec: StepSpec) -> bool:
         """Whether there is a place where a step could run, or may be one yet."""
-        if sum(site.could(spec.resources.room) for site in self.sites_of(spec, local=False)) >= spec.node_count:
+        if self.head.leads(spec) and self.head.sites[0].lost:
+            return False
+        if sum(site.could(spec.resources.room) for site in self.sites_of(spec, local=False)) >= self.head.workers(spec):
             return True
-        return self.priced and not self.stays(spec.resources) and self.need(spec) not in self.refused
+        return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
 
     def named(self, names: Sequence[str]) -> Site | None:
         """The place with these hosts, by rank; None when this run has not all of them."""
         from .group import group_of
 
-        found = named(self.sites, names)
+        found = named([*self.head.sites, *self.sites], names)
         return group_of(found) if found else None
 
     async def give_back(self, site: Site, reason: str) -> bool:
@@ -289,6 +300,10 @@ class HostPool:
         """Other places for one that is gone, if there are any.  One that costs money is asked for again when a step needs it."""
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
+        if lost in self.head.sites:
+            await lost.aclose()
+            await self.head.open(self._of().driver.traits, unused=False)
+            return self.head.sites
         wanted = not self.inventory.succeeded(lost)
         with contextlib.suppress(DriverError):
             await self.give_back(lost, lost.lost)
@@ -310,17 +325,20 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        for site in self.sites if not self.priced else ():
+        held = [*self._opened, *self.head.sites, *self.inventory.sites]
+        for site in held if not self.priced else ():
             if isinstance(site, Away) and not site.lost:
                 with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
                     await site.depot.sweep(every=SWEEP)
-        for site in dict.fromkeys([self.here, *self.sites]):
+        for site in held:
             await site.aclose()
+        if not self._opened:
+            await self.local.aclose()
         if self.leases is not None:
             if not (leave and self.priced):
-                for held in self.inventory.held:
-                    if not (held.site.lost or held.site.leaving):
-                        for row in filter(self.leases.stays_alive, held.leases):
+                for place in self.inventory.held:
+                    if not (place.site.lost or place.site.leaving):
+                        for row in filter(self.leases.stays_alive, place.leases):
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}")

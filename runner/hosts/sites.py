@@ -68,6 +68,8 @@ class Site:
         self._described: dict[str, str] = {}
         self.address = ""
         """What other nodes dial; empty where a host has no name for them."""
+        self.port = 0
+        """The one port at which they do, where it is the head of a stack: node 0, and the only node that others dial.  0: any that is free."""
         self.image = ""
         """The image that the machine itself is a container of, because a step asked for it; empty: none that a step asked for."""
         self.lost = ""

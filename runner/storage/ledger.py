@@ -236,6 +236,11 @@ class Ledger:
         """All leases that were asked for since then, the oldest first."""
         return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE asked >= ? ORDER BY asked, key", (moment,))]
 
+    def there_since(self, moment: float) -> list[LeaseRow]:
+        """All leases that were there at some time since then, the oldest first."""
+        where = "WHERE state <> 'GONE' OR gone > ? ORDER BY asked, key"
+        return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (moment,))]  # noqa: S608
+
 
 def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
     values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])

@@ -9,6 +9,7 @@ What only some drivers have is tested by a class of its own, which the test of s
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import fcntl
 import json
@@ -18,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,8 +33,10 @@ from drivers.base import (
     Command,
     Driver,
     DriverError,
+    Ensuring,
     Excluding,
     Exit,
+    Exporting,
     Host,
     HostLost,
     Job,
@@ -771,6 +774,50 @@ class PausingContract(LeaseContract):
         asyncio.run(rent())
 
 
+class EnsuringContract(LeaseContract):
+    """Of drivers whose machines need something beside themselves."""
+
+    def test_what_is_beside_the_machines_is_made_once_and_stays_while_one_uses_it(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Ensuring)
+            assert await driver.ensure() and not await driver.ensure()
+            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "uses", datetime.now(UTC) + timedelta(hours=1)))
+            assert all("stays" in words for words in await driver.drop()) and not await self.make(place).ensure()  # type: ignore[attr-defined]
+            while not await driver.release(lease):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
+            assert all("removed" in words for words in await driver.drop()) and not await driver.drop()
+            assert await driver.ensure() and await driver.drop(), "it can be made anew"
+
+        asyncio.run(rent())
+
+
+class ExportingContract(LeaseContract):
+    """Of drivers that say what they would rent as a program."""
+
+    narrowed: Mapping[str, str] = {}
+    """Settings under which there is one kind of machine."""
+
+    def test_a_program_is_python_that_names_what_it_makes_and_holds_no_secret(self, place: Path) -> None:
+        settings = json.loads((place / "settings.json").read_text())
+        (place / "settings.json").write_text(json.dumps({**settings, **self.narrowed}))
+        driver = self.make(place)
+        assert isinstance(driver, Exporting)
+        for keep, bucket in ((False, ""), (True, "results")):
+            text = driver.program("tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket)
+            ast.parse(text)
+            assert "tiny" in text and ("results" in text) is bool(bucket) and text != ""
+            assert text == driver.program("tiny", market="on-demand", keep=keep, seconds=3600, bucket=bucket)
+            secret = (place / "installation").read_text().strip() if (place / "installation").exists() else "no secret yet"
+            assert secret not in text
+
+    def test_settings_that_name_no_one_machine_make_no_program(self, place: Path) -> None:
+        driver = self.make(place)
+        assert isinstance(driver, Exporting)
+        with pytest.raises(Rejected):
+            driver.program("tiny", market="on-demand", keep=False, seconds=3600, bucket="")
+
+
 class ChargingContract(RentedContract):
     """Of drivers whose provider says what it charged."""
 
@@ -838,6 +885,9 @@ PARTS: dict[type[LeaseContract], type] = {
     VisitingContract: Visiting,
     ClosingContract: Closing,
     MarkingContract: Marking,
+    PausingContract: Pausing,
+    EnsuringContract: Ensuring,
+    ExportingContract: Exporting,
 }
 """What only some drivers have: its part of this suite -> its Protocol."""
 

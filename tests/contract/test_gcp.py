@@ -6,9 +6,20 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, PausingContract, RentedContract
+from driver_contract import (
+    AccountedContract,
+    ClosingContract,
+    DriverContract,
+    EnsuringContract,
+    ExcludingContract,
+    ExportingContract,
+    MarkingContract,
+    PausingContract,
+    RentedContract,
+)
 
 import drivers
 from drivers.gcp import Gcp
@@ -28,7 +39,11 @@ async def ended(driver: Gcp) -> None:
     await driver.aclose()
 
 
-class TestGcp(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentedContract):
+class TestGcp(
+    AccountedContract, ClosingContract, EnsuringContract, ExcludingContract, ExportingContract, MarkingContract, PausingContract, RentedContract
+):
+    narrowed = MappingProxyType({"gpu": "L4", "zone": "us-central1-a"})
+
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

@@ -141,7 +141,12 @@ def test_a_kill_at_any_point_leaves_a_machine_that_the_next_run_uses_and_stops(s
 
 
 @pytest.mark.parametrize(
-    ("name", "faults"), [("gcp", "boot=0.1,takes=0.1,foreign=3"), pytest.param("vastai", "boot=0.1,foreign=3", marks=pytest.mark.proof)]
+    ("name", "faults"),
+    [
+        ("gcp", "boot=0.1,takes=0.1,foreign=3"),
+        pytest.param("vastai", "boot=0.1,foreign=3", marks=pytest.mark.proof),
+        pytest.param("runpod", "boot=0.1,foreign=3", marks=pytest.mark.proof),
+    ],
 )
 def test_a_provider_s_machine_is_kept_between_runs(space: Space, monkeypatch: pytest.MonkeyPatch, name: str, faults: str) -> None:
     with fake_provider(name, "--hosts", "real", "--clock", "real", "--faults", faults) as real:
@@ -163,7 +168,7 @@ def test_a_provider_s_machine_is_kept_between_runs(space: Space, monkeypatch: py
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", ["gcp", "vastai"])
+@pytest.mark.parametrize("name", ["gcp", "vastai", "runpod"])
 def test_a_kept_machine_stops_when_its_time_is_over_also_after_a_second_start(space: Space, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """By the provider, or by the machine itself with the key that it was given."""
     with fake_provider(name, "--hosts", "real", "--clock", "real", "--faults", "boot=0.1" + ",takes=0.1" * (name == "gcp")) as real:
@@ -174,3 +179,40 @@ def test_a_kept_machine_stops_when_its_time_is_over_also_after_a_second_start(sp
             assert code == 0, said
             until(lambda: ours(real).count("stopped") == times)  # noqa: B023
         assert ours(real) == ["created", "started", "stopped", "started", "stopped"] and len(alive(real)) == 1
+
+
+@pytest.mark.proof
+def test_a_pod_that_comes_back_without_its_gpus_is_ended_and_another_is_rented(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_provider("runpod", "--hosts", "real", "--clock", "real", "--faults", "boot=0.05,fewer=1") as real:
+        rents(space, real, monkeypatch, "runpod")
+        stack(space, "driver = 'runpod'\nkeep = 'stopped'\n")
+        space.recipe("steps:\n  s: {run: 'echo $HOME > o', outputs: {o: o}, resources: {gpus: 1}}\n")
+        code, _, said = space.command("run", "--stack", "tiny")
+        assert code == 0 and status(space)["stands"] == "stopped", said
+        first = status(space)
+        assert first["usd_an_hour_stopped"] == pytest.approx(2 * 0.10 / 30 / 24 * 32), "a volume costs twice as much while its pod stands still"
+        assert space.command("run", "--stack", "tiny", "--force")[0] == 0
+        assert ours(real) == ["created", "started", "stopped", "started", "destroyed", "created", "started", "stopped"]
+        assert status(space)["machine"] != first["machine"] and len(alive(real)) == 1
+        assert space.command("stack", "down", "tiny")[0] == 0 and not alive(real)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("first", [True, False], ids=["made", "started"])
+def test_a_kill_at_any_point_leaves_a_pod_that_the_next_run_uses_and_stops(space: Space, monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    with fake_provider("runpod", "--hosts", "real", "--clock", "real", "--faults", "boot=0,foreign=3,late=1") as real:
+        rents(space, real, monkeypatch, "runpod", settles=1.1)
+        stack(space, "driver = 'runpod'\nkeep = 'stopped'\n")
+        for n, point in enumerate(POINTS):
+            if not first:
+                ran(space, 3 * n)
+            space.recipe(STEP.replace("echo 1", f"echo {3 * n + 1}"))
+            code, _, said = space.command("run", "--stack", "tiny", env={"RECIPE_CRASH_AT": point})
+            assert code == -signal.SIGKILL, (point, said)
+            ran(space, 3 * n + 1)
+            ran(space, 3 * n + 2)
+            assert status(space)["uses"] == [] and status(space)["stands"] == "stopped" and len(alive(real)) == 1, point
+            if first:
+                assert space.command("stack", "down", "tiny")[0] == 0 and not alive(real), point
+        assert space.command("stack", "down", "tiny")[0] == 0
+        assert not alive(real) and len(alive(real, foreign=True)) == 3 and "there is no lease" in space.command("reap")[1]

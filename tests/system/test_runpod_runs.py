@@ -127,7 +127,7 @@ POD = {"id": "p1", "name": "theirs", "status": "RUNNING", "cost": 0.9, "disk": 3
 
 
 async def order(driver: Runpod) -> Lease:
-    offer = driver._offer(_gpu(), "secure", 1, 32, driver._filters)
+    offer = driver._offer(_gpu(), "secure", 1, 32, driver._filters, keep=False)
     return await driver.acquire(Order(offer, "0" * 16, datetime.now(UTC) + timedelta(hours=1)))
 
 

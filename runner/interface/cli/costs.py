@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
+from ...hosts.money import committed
 from ...storage.ledger import LeaseRow, Ledger, of_user
 from ..tables import aligned
 
@@ -46,11 +47,11 @@ def of_run(run: str) -> Costs:
 
 
 def of_month() -> Costs:
-    """What all machines cost that were asked for this month, by this machine's time zone."""
+    """What all machines cost this month, by this machine's time zone; of one that was there before, its share of the time."""
     now = time.localtime()
     began = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        return _costs(ledger, ledger.since(began))
+        return _costs(ledger, ledger.there_since(began), began)
 
 
 def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -67,8 +68,16 @@ def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> 
     return found
 
 
-def _costs(ledger: Ledger, rows: list[LeaseRow]) -> Costs:
-    noted = ledger.costs([row.key for row in rows])
+def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
+    """What these leases have cost since a moment, in seconds since the epoch."""
+    noted, now = ledger.costs([row.key for row in rows]), time.time()
+
+    def usd(row: LeaseRow) -> float:
+        if row.kept and row.gone is None:  # nobody is there to note what its disk costs while it stands still
+            return committed(row.price, max(row.asked, since), now)
+        end = row.gone or now
+        return noted[row.key].usd * ((end - since) / (end - row.asked) if row.asked < since < end else 1.0)
+
     found: list[Cost] = [
         {
             "key": row.key,
@@ -76,8 +85,8 @@ def _costs(ledger: Ledger, rows: list[LeaseRow]) -> Costs:
             "driver": row.driver,
             "offer": str(row.offer.get("id", "")),
             "state": row.state,
-            "hours": ((row.gone or time.time()) - row.asked) / 3600,
-            "usd": noted[row.key].usd,
+            "hours": ((row.gone or now) - max(row.asked, since)) / 3600,
+            "usd": usd(row),
             "source": noted[row.key].source,
             "place": f"{row.driver} {row.lease.get('id', '')}",
         }

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked).items()})
+            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked, args.stack).items()})
     if args.json:
         print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
@@ -64,26 +64,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wishes(ws: Workspace, found: Survey, driver: str) -> dict[str, Wish]:
+def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[str, Wish]:
     """What the steps that are to run need of rented machines, by the first step of each need."""
     from ...advice import estimates
     from ...planning.plan import LOCAL
 
     market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
+    headed = bool(stack) and ws.config.stack(stack).head is not None
     by_need: dict[Need, tuple[str, float | None]] = {}
     specs = found.plan.specs()
     estimated = estimates.of_plan(ws, found.plan, found.todo)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     for n in found.todo:
         node = found.plan.nodes[n]
-        if node.flags & LOCAL or not specs[n].resources.gpus or specs[n].select is not None:
+        works = headed and specs[n].node_count > 1
+        if node.flags & LOCAL or not (specs[n].resources.gpus or works) or specs[n].select is not None:
             continue
         most = estimated[n].seconds if n in estimated else None
         known = most[1] if most is not None else expected.get(node.id)
         need = need_for(specs[n], market, images=not found.request.current_python)
         first, before = by_need.get(need, (node.id, 0.0))
         by_need[need] = first, None if known is None or before is None else before + known / 3600
-    return {step: Wish(need, hours=hours) for need, (step, hours) in by_need.items()}
+    keep = bool(stack) and bool(ws.config.stack(stack).keep)
+    return {step: Wish(need, hours=hours, keep=keep) for need, (step, hours) in by_need.items()}
 
 
 def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:

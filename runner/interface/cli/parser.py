@@ -58,7 +58,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "config": ("stores", "the settings in force, and where each comes from; inputs that are kept under a name"),
     "pack": ("pack", "what a dataset is called by its content; write it as tar shards, check it"),
     "offers": ("offers", "machines that could be rented now, and what each would cost"),
-    "stack": ("stack", "the machine that a stack keeps: make, start, stop, end it; what it costs"),
+    "stack": ("stack", "what a stack is, and the machine that it keeps: make, start, stop, end it; what it costs"),
     "reap": ("reap", "rented machines, what they cost, and the end of unused ones"),
     "doctor": ("doctor", "what this machine has, what is missing, what to do"),
     "fake-provider": ("fake_provider", "a provider of rented GPUs that costs nothing, on this machine, to try and test against"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
     from ...hosts.offering import Shelf
+    from ...settings import Head
     from ...storage.workspace import Workspace
     from ...survey.survey import Request, Survey
 
@@ -146,9 +147,26 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         shelves = _shelves(ws, found, args)
         specs = [spec for spec in (found.plan.specs()[n] for n in found.todo) if spec.resources.gpus]
         taken = {name for names in sends(specs, ws.environ).values() for name in names} if shelves else ()
-        return [*chosen(shelves), *([f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"] if taken else ())]
+        return [
+            *chosen(shelves),
+            *_headed(ws, found, args),
+            *([f"secrets that go to machines of {args.driver}: {', '.join(sorted(taken))}"] if taken else ()),
+        ]
     except Infrastructure as error:
         return [f"rents: {error}"]
+
+
+def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
+    return ws.config.stack(args.stack).head if args.stack else None
+
+
+def _headed(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+    """Which steps have the head of the stack, and how many machines beside it; nothing where it has none."""
+    if (head := _head(ws, args)) is None:
+        return []
+    counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
+    crews = [f"{'':9}with {count - 1} of {args.driver} as the workers of {named(id)}" for id, count in counts.items() if count > 1]
+    return [f"head: {head}", *crews]
 
 
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, Shelf]:
@@ -160,7 +178,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     name = args.driver
     driver = offering.renting(ws, name, args.hosts)
     where = filters(args.where)
-    wanted = {step: wish._replace(filters=where) for step, wish in wishes(ws, found, name).items()} if driver is not None else {}
+    wanted = {step: wish._replace(filters=where) for step, wish in wishes(ws, found, name, args.stack).items()} if driver is not None else {}
     if driver is None or not wanted:
         return {}
     return dict(zip(wanted, asyncio.run(offering.shelves({name: driver}, list(wanted.values()))), strict=True))
@@ -180,7 +198,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
         return True
     found = look(ws, request, choice)
     limits = lower(found.plan.settings.limits, placed(ws, settings_of(args)).limits)
-    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost) if found.todo else None
+    at_once = max((found.plan.specs()[n].node_count - 1 for n in found.todo), default=1) if _head(ws, args) is not None else 1
+    total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)) if found.todo else None
     if total is None:
         return True
     if not sys.stdin.isatty():

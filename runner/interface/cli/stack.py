@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from drivers.base import DriverError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ...settings import Stack
 
 ACTIONS = {
+    "show": "what it is: driver, head, limits, what it keeps; asks nobody",
     "up": "make what the stack needs, and have its machine run",
     "down": "end its machine, with its disk, and what `up` made beside it",
     "start": "have its machine run; a run does so by itself",
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
             raise Invalid([Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")])
         if args.action == "export":
             print(stacks.program(ws, stack), end="")
+            return 0
+        if args.action == "show":
+            print(json.dumps(asdict(stack), indent=2) if args.json else "\n".join(_shown(stack)))
             return 0
         try:
             return asyncio.run(_done(ws, stack, args))
@@ -86,6 +91,21 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
         raise Infrastructure(f"{stack.driver} has not done so yet", fix=f"recipe stack {args.action} {stack.name}, again")
     print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'has no machine any more'}")
     return 0
+
+
+def _shown(stack: Stack) -> list[str]:
+    """What a stack is, for people."""
+    settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
+    lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]
+    if stack.head is not None:
+        lines += [
+            f"  head: {stack.head}",
+            f"  workers: {stack.driver}, one fewer than a step has nodes; `recipe offers --stack {stack.name}` says what each costs",
+        ]
+    if stack.keep:
+        lines.append(f"  keeps one machine; `recipe stack status {stack.name}` says what it costs")
+    told = {"limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()), "store": stack.store, "nodes": stack.nodes}
+    return lines + [f"  {name}: {value}" for name, value in told.items() if value]
 
 
 def _lines(stack: Stack, leases: KeptLeases, found: stacks.Standing) -> list[str]:

@@ -1,0 +1,78 @@
+"""The head of a stack: a server that is there already, and node 0 of every step of several nodes.  Knows settings and hosts, no leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from drivers.base import DriverError, Lease, Offer, Traits, Visiting
+
+from ..errors import CannotRun, Infrastructure, Invalid, Problem
+from ..storage.workspace import Workspace
+from . import meeting
+from .connect import Connector
+from .leases import driver_of
+from .meeting import Node
+
+if TYPE_CHECKING:
+    from ..planning.step import StepSpec
+    from ..settings import Head
+    from .sites import Site
+
+
+class Heading:
+    """What leads the steps of several nodes of one run.  It takes no lease, runs one step at a time, and none of one node.
+
+    `named`: the Python that was named for steps without a lock.
+    """
+
+    def __init__(
+        self, ws: Workspace | None = None, head: Head | None = None, named: str = "", say: Callable[[str], None] = lambda _text: None
+    ) -> None:
+        self._ws, self._head, self._named, self._say = ws, head, named, say
+        self.sites: Sequence[Site] = ()
+        """The place on the head; nothing where the stack has none."""
+
+    def leads(self, spec: StepSpec) -> bool:
+        """Whether a step has the head as its node 0."""
+        return bool(self.sites) and spec.node_count > 1
+
+    def workers(self, spec: StepSpec) -> int:
+        """On how many places of the driver a step runs: one for each node that is not the head."""
+        return spec.node_count - int(self.leads(spec))
+
+    def crew(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
+        """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
+        heads = self.sites if self.leads(spec) else ()
+        found = [*heads, *sites[: self.workers(spec)]]
+        return found if len(found) == spec.node_count and all(head.has_room({}) for head in heads) else []
+
+    async def open(self, traits: Traits, *, unused: bool) -> None:
+        """Open the place on the head, for workers of a driver with these traits.  `unused`: nothing of ours can be at its port yet.
+
+        Raises Infrastructure when it cannot be used, or somebody listens at its port; Invalid, CannotRun.
+        """
+        head, ws = self._head, self._ws
+        if head is None or ws is None:
+            return
+        if traits.allocates:
+            words = "the stack has a head, and its driver gives all nodes of a step together"
+            raise Invalid([Problem("clash", words, fix="take `head` out of the stack, or name another driver")])
+        settings = ws.config.driver(head.driver)
+        others: Sequence[str | Mapping[str, object]] = settings.get("hosts", ())
+        own = next((dict(each) for each in others if isinstance(each, Mapping) and each.get("host") == head.host), {})
+        driver = driver_of(head.driver, {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]}, (), str(ws.home))
+        assert isinstance(driver, Visiting)  # the schema of the settings names those that may be a head
+        fix = f"`recipe doctor --driver {head.driver} --host {head.host}` looks at each part of the way there"
+        async for name, found in driver.visit():
+            try:
+                if isinstance(found, DriverError):
+                    raise found
+                found.deadman = settings.get("deadman")  # of a host that is only looked at there is none
+                lease = Lease(head.driver, name, "head", {"python": found.python})
+                site = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, places=1)
+                site.port, self.sites = head.port, [site]
+                if unused:
+                    await meeting.free(Node(site.name, site.host, site.address, site.python, compared=False), head.port)
+            except (CannotRun, DriverError) as error:
+                raise Infrastructure(f"the head {head.host} cannot be used: {error}", fix=getattr(error, "fix", "") or fix) from error
