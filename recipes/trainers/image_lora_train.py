@@ -39,7 +39,8 @@ OURS = (
 class Script:
     """One of diffusers' scripts, and which options it has that others have not.
 
-    `alone`: what it encodes beforehand is found again by the number of the batch, which holds on one device only.
+    `alone`: what it encodes beforehand is found again by the number of the batch, which holds on one device only.  `reads`: what makes it
+    read captions as diffusers' pipeline does when it draws; by itself it would take other layers of the text encoder, or fewer tokens.
     """
 
     file: str
@@ -51,15 +52,18 @@ class Script:
     guidance: bool = False
     cache: bool = True
     alone: bool = False
+    reads: tuple[str, ...] = ()
 
 
 # At the commit that the recipe names.  sd3 encodes captions in every step; its latents would be found again by a number that is another image's.
 SCRIPTS = {
-    "flux2-klein": Script("train_dreambooth_lora_flux2_klein.py", dropout=True),
+    "flux2-klein": Script("train_dreambooth_lora_flux2_klein.py", dropout=True, reads=("--text_encoder_out_layers", "9", "18", "27")),
     "kontext": Script("train_dreambooth_lora_flux_kontext.py", offload=False, nf4=False, guidance=True, alone=True),
     "qwen-image": Script("train_dreambooth_lora_qwen_image.py"),
     "z-image": Script("train_dreambooth_lora_z_image.py", alone=True),
-    "sd3.5": Script("train_dreambooth_lora_sd3.py", buckets=False, offload=False, nf4=False, alpha=False, cache=False),
+    "sd3.5": Script(
+        "train_dreambooth_lora_sd3.py", buckets=False, offload=False, nf4=False, alpha=False, cache=False, reads=("--max_sequence_length", "256")
+    ),
 }
 
 
@@ -132,7 +136,7 @@ def given(text: str) -> list[str]:
     words: list[str] = []
     for name, value in more.items():
         if value is not False and value is not None:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+            words += [f"--{name}", *([] if value is True else map(str, value) if isinstance(value, list) else [str(value)])]
     return words
 
 
@@ -194,7 +198,7 @@ def command(
         ("use_8bit_adam", options.optimizer == "adamw_8bit"), ("upcast_before_saving", options.base_storage == "same"),
     ):  # fmt: skip
         flags += [flag] if there else []
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))] + [f"--{flag}" for flag in flags]
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))] + [*script.reads, *(f"--{flag}" for flag in flags)]
 
 
 def folder(images: Sequence[dict[str, Any]], source: Path, target: Path) -> Path:

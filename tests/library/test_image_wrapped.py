@@ -24,6 +24,7 @@ import runner
 from tests.library import forks
 from tests.library.siblings import siblings
 from tests.library.smoke import smoke
+from tests.library.tiny_families import tiny
 from tests.support import RECIPE
 from tests.system.test_sft_trainer import environment, program
 from tests.tools import diffusers_examples
@@ -232,12 +233,18 @@ def test_the_scripts_own_parser_takes_the_command(family: str, trainer: Any, ste
     assert all(hasattr(took, name) for name in trainer.OURS if trainer.SCRIPTS[family].buckets or "aspect" not in name)
 
 
+def stubbed(home: Path) -> Path:
+    """The scripts, below `home` as in diffusers' repository, with what stands in for torchvision beside them."""
+    made = home / "examples" / "dreambooth"
+    shutil.copytree(diffusers_examples() / "examples" / "dreambooth", made, ignore=shutil.ignore_patterns("test_*", "*.md", "torchvision"))
+    shutil.copytree(ROOT / "tests" / "library" / "torchvision_stub" / "torchvision", made / "torchvision")
+    return made
+
+
 def recipe_with(space: Path) -> Path:
-    """The recipe, its scripts checked out by git from a repository here, as tests have no network; beside them what stands in for torchvision."""
-    examples = diffusers_examples() / "examples" / "dreambooth"
+    """The recipe, its scripts checked out by git from a repository here, as tests have no network."""
     repository = space / "diffusers"
-    shutil.copytree(examples, repository / "examples" / "dreambooth", ignore=shutil.ignore_patterns("test_*", "*.md", "torchvision"))
-    shutil.copytree(ROOT / "tests" / "library" / "torchvision_stub" / "torchvision", repository / "examples" / "dreambooth" / "torchvision")
+    stubbed(repository)
 
     def git(*given: str) -> str:
         argv = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(repository), *given]
@@ -289,3 +296,52 @@ def test_the_smoke_preset_trains_draws_and_exports(tmp_path: Path) -> None:
     more = runner.plan(str(recipe), {"alpha": 32, "max_steps": 30}, preset="smoke", python="current", workspace=tmp_path)
     answers = {node.id: verdict.answer for node, verdict in zip(more.plan.nodes, more.verdicts, strict=True)}
     assert (answers["data"], answers["train"]) == ("fresh", "run")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "kontext"])
+def test_each_script_trains_goes_on_and_what_it_made_draws(family: str, tmp_path: Path) -> None:
+    """Kontext is what `smoke` runs.  Two steps, and two more from the checkpoint: as few as in the scripts' own tests."""
+    scripts = stubbed(tmp_path)
+    prepared = ("--data", EMOJI, "--out", tmp_path / "prepared", "--resolution", 64, "--trigger", "zxq", "--bucket-step", 64)
+    env = environment()
+    assert forks.run(program("image_data.py", *prepared), env=env, timeout=60).returncode == 0
+    told: dict[str, object] = {
+        "family": family, "scripts": scripts, "base": tiny(family, tmp_path / "base"), "init": "random", "images": tmp_path / "prepared" / "images",
+        "manifest": tmp_path / "prepared" / "manifest.jsonl", "global-batch": 8, "micro-batch": 4,
+    }  # fmt: skip
+    (tmp_path / "checkpoints").mkdir()
+
+    def go(**more: object) -> list[dict[str, Any]]:
+        argv = program("image_lora_train.py", *words(tmp_path, **told, **more))
+        done = forks.run(argv, cwd=tmp_path, env=env, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+
+    assert [line["step"] for line in go(max_steps=2)] == [1, 2]
+    resumed = go(max_steps=4, resume=tmp_path / "checkpoints" / "checkpoint-2")
+    assert [line["step"] for line in resumed] == [1, 2, 3, 4] and all(0 < line["loss"] < 10 for line in resumed)
+    sample = program(
+        "image_lora_sample.py", "--base", told["base"], "--adapter", tmp_path / "adapter.safetensors", "--manifest", told["manifest"],
+        "--report", tmp_path / "report.json", "--out", tmp_path / "samples", "--sheet", tmp_path / "samples.png", "--prompts", '["zxq banana"]',
+        "--init", "random", "--precision", "no", "--size", 64, "--steps", 2, "--seed", 0, "--guidance", 2,
+    )  # fmt: skip
+    done = forks.run(sample, cwd=tmp_path, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    from PIL import Image, ImageChops
+
+    drawn = [Image.open(tmp_path / "samples" / f"{name}.png") for name in ("base", "step-000004")]
+    assert {image.size for image in drawn} == {(64, 64)} and ImageChops.difference(*drawn).getbbox() is not None, "the adapter changes what is drawn"
+
+
+@pytest.mark.proof
+def test_captions_are_read_as_the_pipeline_reads_them_when_it_draws(trainer: Any) -> None:
+    """FLUX.2 [klein]'s script takes other layers by itself, and that of SD 3.5 fewer tokens."""
+    import inspect
+
+    from diffusers import Flux2KleinPipeline, StableDiffusion3Pipeline
+
+    layers = inspect.signature(Flux2KleinPipeline.__call__).parameters["text_encoder_out_layers"].default
+    assert trainer.SCRIPTS["flux2-klein"].reads == ("--text_encoder_out_layers", *map(str, layers))
+    tokens = inspect.signature(StableDiffusion3Pipeline.__call__).parameters["max_sequence_length"].default
+    assert trainer.SCRIPTS["sd3.5"].reads == ("--max_sequence_length", str(tokens))
