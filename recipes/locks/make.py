@@ -28,6 +28,7 @@ CONSTRAINTS = HERE.parents[1] / "constraints.txt"
 FAMILIES = {
     "text": (("3.11", "3.12", "3.13"), True),
     "images": (("3.11", "3.12", "3.13"), True),
+    "diffusers": (("3.11", "3.12", "3.13"), True),
     "ppo": (("3.11", "3.12", "3.13"), True),
     "axolotl": (("3.12", "3.13"), False),
     "unsloth": (("3.11", "3.12", "3.13"), False),

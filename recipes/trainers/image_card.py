@@ -36,6 +36,7 @@ class Facts(NamedTuple):
     report: Mapping[str, float]
     samples: Sequence[Sample]
     kohya: str  # the file for ComfyUI and A1111, where it is another one
+    programs: str  # that read it beside diffusers, as far as that was tried; else empty
 
     @property
     def random(self) -> bool:
@@ -111,5 +112,5 @@ def _use(facts: Facts) -> str:
     )
     file = facts.kohya or "pytorch_lora_weights.safetensors"
     also = " It holds the same weights as `pytorch_lora_weights.safetensors`, under the names that those programs know." if facts.kohya else ""
-    programs = "ComfyUI, A1111 and Forge" if facts.kohya else "ComfyUI and Forge"
-    return f"```python\n{code}```\n\nFor {programs}: put `{file}` into their folder of LoRAs.{also}\n\n"
+    elsewhere = f"For {facts.programs}: put `{file}` into their folder of LoRAs.{also}\n\n" if facts.programs else ""
+    return f"```python\n{code}```\n\n{elsewhere}"

@@ -21,6 +21,8 @@ from model_card import base_of
 FORMAT = "1.0.1"  # of modelspec, which programs that draw read
 NAME = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for
 KOHYA_NAME = "comfyui-a1111.safetensors"
+# Whose key names of an adapter those programs were seen to take; by the kind of model, as modelspec calls it.
+PROGRAMS = {"flux-1-dev": "ComfyUI and Forge", "stable-diffusion-xl-v1-base": "ComfyUI, A1111 and Forge"}
 # A1111 takes a file that has metadata, but no such line, for an adapter of Stable Diffusion 1, and does not list it beside an SDXL model.
 KOHYA = {
     "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
@@ -58,6 +60,7 @@ def main() -> None:
     facts = Facts(
         options.recipe, options.key, data, options.trigger, base, json.loads((options.base / "model_index.json").read_text())["_class_name"],
         settings, report, pictures(options.samples, options.prompts, options.out), KOHYA_NAME if sdxl else "",
+        PROGRAMS.get(options.architecture.partition("/")[0], ""),
     )  # fmt: skip
     (options.out / "README.md").write_text(card(facts), encoding="utf-8")
     print(f"export: an adapter of {size / 1e6:.2f} MB in {options.out / NAME}")
@@ -74,14 +77,14 @@ def _options() -> argparse.Namespace:
 
 
 def described(source: Path, target: Path, metadata: dict[str, str]) -> int:
-    """Copy a safetensors file, with this metadata and no other.  Returns its size, bytes, which are a function of what is given.
+    """Copy a safetensors file, with this metadata over its own.  Returns its size, bytes, which are a function of what is given.
 
     8 bytes of length, that many of JSON padded with spaces to a multiple of 8, the data (https://github.com/huggingface/safetensors, "Format").  The
     library itself writes metadata in another order each time.
     """
     with source.open("rb") as read, target.open("wb") as write:
         header = json.loads(read.read(int.from_bytes(read.read(8), "little")))
-        text = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":")).encode()
+        text = json.dumps({**header, "__metadata__": {**header.get("__metadata__", {}), **metadata}}, sort_keys=True, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         write.write(len(text).to_bytes(8, "little") + text)
         shutil.copyfileobj(read, write)

@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from image_columns import RANDOM, row, sheet
 from image_model import DTYPES, FAMILIES, INITS, STORAGES, away, caption_file, decoded, device, family, stored, vae_of
 from loop import draw
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from precision import ASKED, chosen
 from safetensors.torch import load_file
-
-MARGIN = 8
-LABEL = 18  # pixels of a line
-INK, PAPER, NOTE = "#222222", "#ffffff", "#c0504d"
-RANDOM = "random weights: the base was never trained, so all it draws is noise; this shows only that drawing works"
-CELL = 256  # the most pixels that an image has on the sheet
 
 
 def main() -> None:
@@ -57,59 +52,14 @@ def main() -> None:
             drawn.append(Image.fromarray(decoded(vae, latent).numpy()))
         name = "base" if adapter is None else adapter.stem
         columns[name] = drawn
-        _row(drawn).save(options.out / f"{name}.png")
-    _sheet(texts, columns, RANDOM if options.init == "random" else "").save(options.sheet)
+        row(drawn).save(options.out / f"{name}.png")
+    sheet(texts, columns, RANDOM if options.init == "random" else "").save(options.sheet)
     print(f"samples: {len(texts)} prompts with {len(columns)} models on {where.type}, precision {precision}, in {options.sheet}")
 
 
 def put(pipeline: Any, adapter: Path, *, instead: bool = False) -> None:
     """Put an adapter on the pipeline's denoiser, or in the place of one of the same shape that is there."""
     pipeline.load_lora_weights(adapter.parent, weight_name=adapter.name, adapter_name="sample", hotswap=instead)
-
-
-def _row(images: list[Image.Image]) -> Image.Image:
-    """The images of all prompts, beside each other, as they are."""
-    width, height = images[0].size
-    row = Image.new("RGB", (width * len(images), height))
-    for place, image in enumerate(images):
-        row.paste(image, (place * width, 0))
-    return row
-
-
-def _sheet(texts: list[str], columns: dict[str, list[Image.Image]], note: str) -> Image.Image:
-    """A line for each prompt, a column for each model, and a note below."""
-    font = ImageFont.load_default(12)
-    first = next(iter(columns.values()))[0]
-    # Small images are shown whole pixels large.
-    cell = min(CELL, first.width) if first.width >= CELL // 2 else first.width * (CELL // 2 // first.width)
-    line = cell + LABEL + MARGIN
-    width, height = MARGIN + len(columns) * (cell + MARGIN), LABEL + MARGIN + len(texts) * line
-    words = _wrapped(note, font, width - 2 * MARGIN)
-    sheet = Image.new("RGB", (width, height + len(words) * LABEL), PAPER)
-    pen = ImageDraw.Draw(sheet)
-    for row, text in enumerate(words):
-        pen.text((MARGIN, height + row * LABEL), text, NOTE, font)
-    for column, (name, images) in enumerate(columns.items()):
-        left = MARGIN + column * (cell + MARGIN)
-        pen.text((left, MARGIN // 2), name, INK, font)
-        for place, image in enumerate(images):
-            sheet.paste(image.resize((cell, cell), Image.Resampling.NEAREST if cell > image.width else Image.Resampling.LANCZOS),
-                        (left, LABEL + MARGIN + place * line + LABEL))  # fmt: skip
-    for place, text in enumerate(texts):
-        pen.text((MARGIN, LABEL + MARGIN + place * line), text, INK, font)
-    return sheet
-
-
-def _wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """A text in lines of no more than so many pixels."""
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and font.getlength(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
 
 
 def _options() -> argparse.Namespace:

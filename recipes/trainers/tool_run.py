@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ PRIME_RL = Tool(
     "rl",
     "git clone https://github.com/PrimeIntellect-ai/prime-rl /opt/prime-rl, there `uv sync --all-extras` with Python 3.12, then "
     "launcher=uv,run,--project,/opt/prime-rl,rl; it is not on PyPI",
+)
+
+
+AI_TOOLKIT = Tool(
+    "ai-toolkit",
+    "toolkit",
+    "run.py",
+    "git clone https://github.com/ostris/ai-toolkit /opt/ai-toolkit, there `python3 -m venv venv`, torch for your CUDA and `venv/bin/pip install -r "
+    "requirements.txt`, then launcher=/opt/ai-toolkit/venv/bin/python,/opt/ai-toolkit/run.py; it is not on PyPI",
 )
 
 
@@ -67,11 +76,25 @@ def write(report: Path, told: dict[str, Any]) -> None:
     report.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def start(argv: Sequence[str]) -> None:
-    """Run the tool to its end.  SIGTERM and SIGINT go on to it, so that it may save; it failing ends this program as it ended."""
-    process = subprocess.Popen(list(argv), env={**os.environ, "PYTHONUNBUFFERED": "1"})
+def start(argv: Sequence[str], on_line: Callable[[str], None] | None = None) -> None:
+    """Run the tool to its end.  SIGTERM and SIGINT go on to it, so that it may save; it failing ends this program as it ended.
+
+    `on_line` is called with each line that it prints, and each state of a progress bar; all of it is printed, too.
+    """
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if on_line else {}
+    process = subprocess.Popen(list(argv), env={**os.environ, "PYTHONUNBUFFERED": "1"}, **streams)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: process.send_signal(received))
+    if on_line:
+        assert process.stdout is not None
+        rest = b""
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            # A progress bar is drawn anew after a carriage return.
+            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            for line in lines:
+                on_line(line.decode(errors="replace"))
     code = process.wait()
     if code < 0:
         # Who started us has to see the signal, not a number: a stop is no failure.

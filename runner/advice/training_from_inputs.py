@@ -98,7 +98,7 @@ def text(recipe: str, inputs: Mapping[str, Any], model: Model, *, devices: int =
 
 def picture(recipe: str, inputs: Mapping[str, Any], address: str) -> Picture | None:
     """A training of a diffusion model; None where neither the recipe nor its base is one that the table knows."""
-    names = f"{recipe.partition('@')[0]} {address}".lower()
+    names = f"{recipe.partition('@')[0]} {address}".lower().replace("flux.2", "")  # of other sizes than FLUX.1
     family = next((family for word, family in DIFFUSION.items() if word in names), None)
     resolution = _whole(inputs, "resolution")
     if family is None or resolution is None:

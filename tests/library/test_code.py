@@ -69,7 +69,7 @@ def test_no_program_takes_what_another_keeps_to_itself() -> None:
                 assert not private, f"{file.name} takes {', '.join(private)} from {node.module}.py"
 
 
-OWN = [name for name in RECIPES if name not in {"axolotl@1", "unsloth@1", "prime-rl@1", "export@1", "eval@1"}]
+OWN = [name for name in RECIPES if name not in {"ai-toolkit@1", "axolotl@1", "unsloth@1", "prime-rl@1", "export@1", "eval@1"}]
 
 
 HALVED = {"sft@1", "cpt@1", "dpo@1", "orpo@1", "reward@1"}

@@ -18,6 +18,7 @@ LOCKS = {file.stem: file for file in sorted((ROOT / "recipes" / "locks").glob("*
 TRAINERS = ROOT / "recipes" / "trainers"
 RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 WITHOUT = {
+    "ai-toolkit@1": "ai-toolkit is on no index; what checks and starts it needs Python alone, and its launcher names an environment of its own",
     "prime-rl@1": "prime-rl is on no index; its guard needs Python alone, and its launcher names an environment of its own",
 }
 # Named differently where they are imported; what is installed here knows the rest.

@@ -512,11 +512,12 @@ def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encod
 
 
 def test_a_sheet_of_what_random_weights_draw_says_so_in_lines_that_fit(trainers: SimpleNamespace) -> None:
-    font = trainers.sample.ImageFont.load_default(12)
+    columns = sys.modules["image_columns"]
+    font = columns.ImageFont.load_default(12)
     drawn = {"base": [Image.new("RGB", (64, 64))]}
-    plain, noted = (trainers.sample._sheet(["zxq"], drawn, note) for note in ("", trainers.sample.RANDOM))
-    lines = trainers.sample._wrapped(trainers.sample.RANDOM, font, plain.width - 16)
-    assert noted.height == plain.height + len(lines) * trainers.sample.LABEL and " ".join(lines) == trainers.sample.RANDOM
+    plain, noted = (columns.sheet(["zxq"], drawn, note) for note in ("", columns.RANDOM))
+    lines = columns._wrapped(columns.RANDOM, font, plain.width - 16)
+    assert noted.height == plain.height + len(lines) * columns.LABEL and " ".join(lines) == columns.RANDOM
     assert len(lines) > 1 and all(font.getlength(line) <= plain.width - 16 for line in lines)
 
 

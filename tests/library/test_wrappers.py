@@ -13,7 +13,7 @@ import yaml
 from tests.support import RECIPE
 
 ROOT = Path(__file__).resolve().parents[2]
-WRAPPERS = ("axolotl@1", "unsloth@1", "prime-rl@1")
+WRAPPERS = ("ai-toolkit@1", "axolotl@1", "unsloth@1", "prime-rl@1")
 
 
 def check(recipe: str, folder: Path, *inputs: str) -> tuple[int, dict[str, str]]:

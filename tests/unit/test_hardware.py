@@ -198,6 +198,7 @@ def test_a_diffusion_training_takes_the_row_that_asks_for_no_less() -> None:
     assert left_away(away) == pytest.approx((18 * 339830784 + 141591552) * 2.06) and left_away(seen) == 0
     assert picture("sdxl-lora@1", inputs, "") is not None
     assert picture("sft@1", inputs, "meta-llama/Llama-3.1-8B") is None
+    assert picture("image-lora@1", inputs, "hf://black-forest-labs/FLUX.2-klein-base-4B") is None
 
 
 def test_a_published_speed_is_carried_over_by_the_gpu_and_by_pixels() -> None:
