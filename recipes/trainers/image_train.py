@@ -385,8 +385,9 @@ def _say(me: int, line: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=FAMILIES, required=True)
-    for name in ("manifest", "latents", "text", "base", "adapter", "snapshots", "history", "report", "tensorboard", "checkpoints"):
+    for name in ("manifest", "latents", "text", "base", "adapter", "snapshots", "history", "report", "checkpoints"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--tensorboard", type=Path, help="a folder for TensorBoard files")
     parser.add_argument("--resume", type=Path, help="a checkpoint folder")
     parser.add_argument("--init", choices=INITS, default="pretrained")
     parser.add_argument("--precision", choices=precision.ASKED, required=True)
