@@ -153,25 +153,23 @@ def wheels(folder: Path, python: str) -> None:
         sys.exit(f"that is more than {CARRIED / 1e6:.0f} MB")
 
 
-def unpacked(folder: Path | None, work: Path) -> list[str]:
-    """Lay out those wheels of which the machine has nothing; the folders that Python is to look in."""
-    if folder is None:
-        return []
-    mine, found = f"cp3{sys.version_info.minor}", []
-    for wheel in sorted(folder.glob("*.whl")):
-        target = work / "packages" / wheel.stem
+def unpacked(folder: Path | None, work: Path) -> Path:
+    """Lay out those wheels of which the machine has nothing; the folder that Python is to look in."""
+    # By that name dill, with which datasets makes fingerprints, knows what is installed and not part of a function.
+    target = work / "site-packages"
+    target.mkdir(parents=True, exist_ok=True)
+    for wheel in sorted(folder.glob("*.whl")) if folder is not None else ():
         kind = wheel.stem.split("-")[2]
-        if not kind.startswith("py") and kind != mine:
+        if not kind.startswith("py") and kind != f"cp3{sys.version_info.minor}":
             continue
         with zipfile.ZipFile(wheel) as read_from:
-            tops = {name.split("/")[0].removesuffix(".py") for name in read_from.namelist() if ".dist-info/" not in name and ".libs/" not in name}
-            if any(importlib.util.find_spec(top) for top in tops if top.isidentifier()):
+            tops = {name.split("/")[0].removesuffix(".py") for name in read_from.namelist() if ".dist-info/" not in name}
+            done = target / f".{wheel.name}"
+            if done.exists() or any(importlib.util.find_spec(top) for top in tops if top.isidentifier()):
                 continue
-            if not (target / ".whole").exists():
-                read_from.extractall(target)
-                (target / ".whole").touch()
-        found.append(str(target))
-    return found
+            read_from.extractall(target)
+            done.touch()
+    return target
 
 
 # -- there: one piece after the other ----------------------------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ def run(options: argparse.Namespace) -> None:
     before = float(state.told["spent"])
     work = options.work.resolve()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TRAINERS), str(ROOT), *unpacked(options.wheels, work)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(TRAINERS), str(ROOT), str(unpacked(options.wheels, work))])
     if options.device == "cpu":
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     machine = Machine(options, work, environment)

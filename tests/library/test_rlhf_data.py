@@ -116,11 +116,30 @@ def test_rewards_are_asked_for_by_name_and_weighed(tmp_path: Path) -> None:
     assert (mine.name, mine.weight, mine(["?", "?"], ["", "four"], {})) == ("function", 1.0, [None, 4.0])
 
 
+def test_several_functions_of_one_file_are_weighed_by_their_names(tmp_path: Path) -> None:
+    from rlhf_rewards import chosen
+
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def correct(prompts, completions, answer, **columns):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
+        "def brief(prompts, completions, **columns):\n    return [-len(text) / 10 for text in completions]\n"
+        "def reward(prompts, completions, **columns):\n    return [1 / 0 for _ in completions]\n"
+    )
+    found = chosen({"correct": 1, "brief": 0.5, "length": 0.1}, None, 2, file, None)
+    assert [(each.name, each.weight) for each in found] == [("brief", 0.5), ("correct", 1.0), ("length", 0.1)]
+    assert [each(["?", "?"], ["4", "55"], {"answer": ["4", "5"]}) for each in found] == [[-0.1, -0.2], [1.0, 0.0], [0.5, 1.0]]
+    both = chosen({"brief": 1, "function": 2}, None, 2, file, None)
+    with pytest.raises(SystemExit, match=r"the reward function failed at mine.py:6: ZeroDivisionError"):
+        both[1](["?"], ["4"], {})
+    with pytest.raises(SystemExit, match=r"mine.py has no function corect\(prompts, completions, \*\*columns\)"):
+        chosen({"corect": 1}, None, 2, file, None)
+
+
 @pytest.mark.parametrize(
     ("weights", "pattern", "complaint"),
     [
         ({}, None, "nothing says what a completion is worth: give reward_model, reward_function, or rewards="),
-        ({"lenght": 1}, None, "rewards: lenght is none of model, function, answer, format, length, share"),
+        ({"lenght": 1}, None, "rewards: lenght is none of model, function, answer, format, length, share; what has no name here is written as a function"),
         ({"share": 1}, None, "reward share compares with reward_pattern, and there is none"),
         ({"share": 1}, "[a", "reward_pattern is no regular expression"),
         ({"model": 1}, None, "rewards names model, and there is no reward_model"),
@@ -142,11 +161,11 @@ def test_rewards_that_cannot_be_are_refused(weights: dict[str, float], pattern: 
     ],
 )
 def test_a_reward_function_that_cannot_be_called_is_refused(code: str, complaint: str, tmp_path: Path) -> None:
-    from rlhf_rewards import load_function
+    from rlhf_rewards import chosen
 
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(SystemExit, match=complaint):
-        load_function(tmp_path / "mine.py")
+        chosen({}, None, 200, tmp_path / "mine.py", None)
 
 
 @pytest.mark.parametrize(
