@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterator
@@ -25,8 +26,6 @@ def sibling() -> Iterator[None]:
 
 
 def prepare(data: Path, out: Path, **more: Any) -> Any:
-    import argparse
-
     from rlhf_data import prepare as prepared  # type: ignore[import-not-found]
 
     settings = {"columns": "{}", "chat": False, "chat_template": None, "eos_token": None, "need": [], "max_prompt_length": 64}
@@ -139,7 +138,11 @@ def test_several_functions_of_one_file_are_weighed_by_their_names(tmp_path: Path
     ("weights", "pattern", "complaint"),
     [
         ({}, None, "nothing says what a completion is worth: give reward_model, reward_function, or rewards="),
-        ({"lenght": 1}, None, "rewards: lenght is none of model, function, answer, format, length, share; what has no name here is written as a function"),
+        (
+            {"lenght": 1},
+            None,
+            "rewards: lenght is none of model, function, answer, format, length, share; what has no name here is written as a function",
+        ),
         ({"share": 1}, None, "reward share compares with reward_pattern, and there is none"),
         ({"share": 1}, "[a", "reward_pattern is no regular expression"),
         ({"model": 1}, None, "rewards names model, and there is no reward_model"),
@@ -184,6 +187,29 @@ def test_a_reward_function_that_fails_ends_the_training_with_its_line(line: str,
     (reward,) = chosen({}, None, 200, tmp_path / "mine.py", None)
     with pytest.raises(SystemExit, match=re.escape(complaint)):
         reward(["?", "?"], ["a", "b"], {})
+
+
+def test_vllm_is_asked_for_in_words_that_trl_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed it is refused with the line that installs it; so is what it cannot be given."""
+    import importlib.util
+
+    import trl
+    from rlhf_train import vllm  # type: ignore[import-not-found]
+
+    asked = {"use_vllm": True, "vllm_memory": 0.4, "method": "lora", "init": "pretrained", "max_prompt_length": 100, "max_completion_length": 28}
+    assert vllm(argparse.Namespace(**asked | {"use_vllm": False})) == {}
+    with pytest.raises(SystemExit, match="use_vllm needs vllm, which is not installed in this step's Python: pip install vllm, or use_vllm=false"):
+        vllm(argparse.Namespace(**asked))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "vllm")
+    words = vllm(argparse.Namespace(**asked))
+    monkeypatch.undo()
+    for kind in (trl.RLOOConfig, trl.GRPOConfig):
+        made = kind(output_dir=str(tmp_path), use_cpu=True, report_to="none", **words)
+        assert (made.use_vllm, made.vllm_mode, made.vllm_gpu_memory_utilization, made.vllm_max_model_length) == (True, "colocate", 0.4, 128)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    for name, other in (("method", "qlora"), ("init", "random")):
+        with pytest.raises(SystemExit, match=f"use_vllm .*: {name}="):
+            vllm(argparse.Namespace(**asked | {name: other}))
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
