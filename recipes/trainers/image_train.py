@@ -316,6 +316,8 @@ class Training:
 
         A share of `caption_dropout` has none, so that the model learns what is drawn without a prompt, too, which guidance leads away from.
         """
+        if not self._options.caption_dropout and orders == 1:
+            return True, 0
         draw("caption", self._options.seed, step, place)
         return float(torch.rand(())) >= self._options.caption_dropout, int(torch.randint(orders, ()))
 
