@@ -1,21 +1,23 @@
-"""A plain script of TRL on the rows, the weights and the order of `sft@1`: what its losses and its times are held against.
+"""A plain script of TRL on the rows, the weights and the order of `sft@1`: what its losses, times and memory are held against.
 
-    PYTHONPATH=recipes/trainers python benchmarks/plain_sft.py TOKENS BASE OUT SEED STEPS
+    PYTHONPATH=recipes/trainers python benchmarks/plain_sft.py --data TOKENS --base BASE --out OUT --max-steps STEPS …
 
-TOKENS is what step `data` makes.  Prints one JSON object: the loss of each step, and its seconds from the end of the one before.
+TOKENS is what step `data` makes; the options are those of recipes/trainers/text_train.py, as far as they are here.  Prints one JSON object: the loss
+of each step, its seconds from the end of the one before, and 10⁹ bytes at the most, as recipes/trainers/telemetry.py counts them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from adapters import adapted  # type: ignore[import-not-found, unused-ignore]
+import torch
+from adapters import adapted, add_options  # type: ignore[import-not-found, unused-ignore]
 from datasets import Dataset
+from telemetry import gpu_memory, memory  # type: ignore[import-not-found, unused-ignore]
 from text_model import load_base  # type: ignore[import-not-found, unused-ignore]
 from tokens import Tokens, order  # type: ignore[import-not-found, unused-ignore]
 from transformers import AutoTokenizer, TrainerCallback
@@ -29,6 +31,8 @@ class Clock(TrainerCallback):
         self.ends: list[float] = []
 
     def on_step_end(self, *_: object, **__: object) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
 
 
@@ -40,25 +44,46 @@ def row(tokens: Tokens, number: int) -> dict[str, Any]:
     return {"input_ids": ids, "labels": labels, "seq_lengths": [len(document) for document, _ in documents]}
 
 
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("data", "base", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("max-steps", "global-batch", "micro-batch"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--init", default="pretrained")
+    parser.add_argument("--precision", choices=["bf16", "no"], default="no")
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--checkpoint-activations", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    add_options(parser)
+    return parser.parse_args()
+
+
 def main() -> None:
-    tokens, base, out, seed, steps = Tokens(Path(sys.argv[1]), "train"), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-    rows = [row(tokens, number) for number in order(len(tokens), seed, 0, steps * 16)]
-    options = Namespace(method="lora", rank=8, alpha=16, dropout=0.0, rank_stabilized=False, dora=False, train_embeddings=True, seed=seed)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    options = parsed()
+    tokens = Tokens(options.data, "train")
+    rows = [row(tokens, number) for number in order(len(tokens), options.seed, 0, options.max_steps * options.global_batch)]
+    tokenizer = AutoTokenizer.from_pretrained(options.base)
     tokenizer.pad_token = tokenizer.eos_token
     config = SFTConfig(
-        output_dir=out, max_steps=steps, per_device_train_batch_size=8, gradient_accumulation_steps=2, learning_rate=0.01,
-        lr_scheduler_type="constant",
-        logging_steps=1, report_to="none", use_cpu=True, save_strategy="no", max_length=None, padding_free=True, optim="adamw_torch", seed=seed,
-        gradient_checkpointing=False, bf16=False, dataset_kwargs={"skip_prepare_dataset": True}, train_sampling_strategy="sequential",
-        weight_decay=0.0, disable_tqdm=True,
+        output_dir=str(options.out), max_steps=options.max_steps, per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=options.global_batch // options.micro_batch, learning_rate=options.learning_rate,
+        lr_scheduler_type="constant", logging_steps=1, report_to="none", use_cpu=not torch.cuda.is_available(), save_strategy="no", max_length=None,
+        # Documents that share a sequence are told apart by their positions, which TRL gives only then.
+        padding_free=any(len(each["seq_lengths"]) > 1 for each in rows), optim="adamw_torch", seed=options.seed,
+        gradient_checkpointing=options.checkpoint_activations, gradient_checkpointing_kwargs={"use_reentrant": False},
+        bf16=options.precision == "bf16", dataset_kwargs={"skip_prepare_dataset": True}, train_sampling_strategy="sequential",
+        weight_decay=options.weight_decay, disable_tqdm=True,
     )  # fmt: skip
     clock = Clock()
-    model = adapted(load_base(base, "random", seed, "no"), options)
+    arithmetic = "no" if options.method == "full" else options.precision
+    model = adapted(load_base(options.base, options.init, options.seed, arithmetic, four_bits=options.method == "qlora"), options)
     trainer = SFTTrainer(model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[clock])
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    print(json.dumps({"losses": losses, "seconds": [end - begin for begin, end in zip(clock.ends, clock.ends[1:], strict=False)]}))
+    seconds = [end - begin for begin, end in zip(clock.ends, clock.ends[1:], strict=False)]
+    print(json.dumps({"losses": losses, "seconds": seconds, "memory_gb": memory() / 1e9, **gpu_memory()}))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ CPUS, MEMORY = 2, 8 * 10**9
 """What RunPod promises beside each GPU: the catalog does not say more."""
 LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod does not say what the most is
 VOLUME: Final = f"/root/{ROOT}"
-"""Where the disk of a pod that is kept is mounted: all of ours lies there.  What lies beside it is wiped when the pod restarts."""
+"""Where the disk of a pod that is kept is mounted: all of ours is there.  What is beside it is wiped when the pod restarts."""
 STARTS: Final = timedelta(minutes=2)
 """In which it is waited whether a pod that is started has its GPUs again."""
 RISE: Final = 1.05  # a price that is higher by more than this is another offer

@@ -1,6 +1,6 @@
 """Step `train` of ai-toolkit@1: complete its configuration, run it, keep its checkpoints whole, gather what it made.  Knows no training itself.
 
-ai-toolkit writes an adapter NAME_000000250.safetensors and one optimizer.pt for the newest of them, and goes on from what lies in its folder.  When
+ai-toolkit writes an adapter NAME_000000250.safetensors and one optimizer.pt for the newest of them, and resumes from what is in its folder.  When
 it says that both are written they are put into a folder of their own; on a resume that folder's files are put back.
 """
 
@@ -21,7 +21,7 @@ from tool_run import AI_TOOLKIT, found, start, undone, write
 OPTIMIZER = "optimizer.pt"
 HISTORY = "history.jsonl"
 CLIPS = Path("clips")
-NAME = "adapter"  # of the job, and of its files: ai-toolkit goes on from whatever in its folder begins with it
+NAME = "adapter"  # of the job, and of its files: ai-toolkit resumes from whatever in its folder begins with it
 SAVED, WHOLE = "Saved checkpoint to ", "Saved optimizer to "
 BAR = re.compile(r"\| (\d+)/\d+ \[.*?lr: ([0-9.e+-]+).*? loss: ([0-9.e+-]+)")
 NUMBER = re.compile(r"_(\d{9})")

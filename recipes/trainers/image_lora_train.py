@@ -1,7 +1,7 @@
 """Step `train` of image-lora@1: write the command of one of diffusers' example scripts, run it, and gather what it made.  Knows no training itself.
 
 What is added to a script: its numbers are told as those of other trainings here, and a checkpoint appears whole, with the history up to it, or not at
-all.  A training that goes on from one has the same weights, moments and rate; the images of the epoch under way are begun anew.
+all.  A training that resumes from one has the same weights, moments and rate; the images of the epoch under way are begun anew.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def folder(images: Sequence[dict[str, Any]], source: Path, target: Path) -> Path
 
 
 def loaded(file: Path) -> ModuleType:
-    """The script as a module, which finds what lies beside it as if it were started itself."""
+    """The script as a module, which finds what is beside it as if it were started itself."""
     if not file.is_file():
         fail(f"{file} is not there: the recipe fetches diffusers' examples at the commit that it names")
     sys.path.insert(0, str(file.parent))

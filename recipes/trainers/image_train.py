@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 GLANCE = 64  # held-out images that a look at them takes
 LOOKS = 4  # noise levels at which each of them is looked at
+HELD = 2 * 10**9  # bytes of latents and embeddings that stay in memory; more are read again
 SETTINGS = (
     "family", "init", "rank", "alpha", "learning_rate", "global_batch", "micro_batch", "seed", "objective", "guidance", "min_snr_gamma",
     "base_storage", "caption_dropout", "warmup_steps", "decay_steps", "schedule", "floor", "optimizer", "weight_decay", "beta1", "beta2",
@@ -163,10 +164,30 @@ class Reading:
         return found
 
 
+class Files:
+    """Files of tensors, read when they are first wanted, and kept while there is room."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, dict[str, torch.Tensor]] = {}
+        self._room = HELD
+
+    def read(self, file: Path) -> dict[str, torch.Tensor]:
+        """What a file has; not to be changed."""
+        found = self._held.get(file)
+        if found is None:
+            found = load_file(file)
+            size = sum(value.nbytes for value in found.values())
+            if size <= self._room:
+                self._held[file] = found
+                self._room -= size
+        return found
+
+
 class Images:
     """Latents and embeddings of some images, read when they are wanted."""
 
     def __init__(self, options: argparse.Namespace, chosen: Sequence[Row]) -> None:
+        self._files = Files()
         self._latents, self._text, self.rows = options.latents, options.text, chosen
         self._orders = [orders(row.caption, 1 if row.held_out else options.tag_orders, options.keep_tags) for row in chosen]
         missing = [row.id for row in chosen if not (self._latents / f"{row.id}.safetensors").is_file()]
@@ -196,11 +217,11 @@ class Images:
 
     def latent(self, index: int) -> torch.Tensor:
         """(channels, height / 8, width / 8), 32 bits."""
-        return load_file(self._latents / f"{self.rows[index].id}.safetensors")["latent"]
+        return self._files.read(self._latents / f"{self.rows[index].id}.safetensors")["latent"]
 
     def mask(self, index: int) -> torch.Tensor | None:
         """(1, height / 8, width / 8): how much of each place is to be learned, 0 to 1; None where that is all of it."""
-        return load_file(self._latents / f"{self.rows[index].id}.safetensors").get("mask")
+        return self._files.read(self._latents / f"{self.rows[index].id}.safetensors").get("mask")
 
     def conditions(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """What there is beside several latents, batch first: the embeddings of their captions, `sizes`, pixels, and `mask` where one of them has one.
@@ -208,7 +229,7 @@ class Images:
         Sizes are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
         """
         chosen = [self.rows[example.index] for example in examples]
-        read = [load_file(self._text / caption_file(self._caption(example))) for example in examples]
+        read = [self._files.read(self._text / caption_file(self._caption(example))) for example in examples]
         sizes = [(*row.original[::-1], *row.corner[::-1], row.height, row.width) for row in chosen]
         found = {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
         masks = [self.mask(example.index) for example in examples]
@@ -295,6 +316,8 @@ class Training:
 
         A share of `caption_dropout` has none, so that the model learns what is drawn without a prompt, too, which guidance leads away from.
         """
+        if not self._options.caption_dropout and orders == 1:
+            return True, 0
         draw("caption", self._options.seed, step, place)
         return float(torch.rand(())) >= self._options.caption_dropout, int(torch.randint(orders, ()))
 
@@ -385,8 +408,9 @@ def _say(me: int, line: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=FAMILIES, required=True)
-    for name in ("manifest", "latents", "text", "base", "adapter", "snapshots", "history", "report", "tensorboard", "checkpoints"):
+    for name in ("manifest", "latents", "text", "base", "adapter", "snapshots", "history", "report", "checkpoints"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--tensorboard", type=Path, help="a folder for TensorBoard files")
     parser.add_argument("--resume", type=Path, help="a checkpoint folder")
     parser.add_argument("--init", choices=INITS, default="pretrained")
     parser.add_argument("--precision", choices=precision.ASKED, required=True)

@@ -1,9 +1,13 @@
-"""Rows in the layouts of other tools, alpaca and ShareGPT, as lists of messages.  Knows no template and no tokenizer."""
+"""Conversations of rows: as chat templates take them, with calls of tools and thoughts, or as alpaca and ShareGPT have them.
+
+Knows no template and no tokenizer.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rows import Bad, Row, kind
 
@@ -20,11 +24,84 @@ SPEAKERS = {
     "system": "system",
 }
 
-Message = dict[str, str]
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What chat templates call what an answer was thought about."""
+
+Message = dict[str, Any]
 
 
 class Strange(Exception):
     """A row is not of the layout."""
+
+
+def conversation(value: object, name: str) -> list[Message]:
+    """The messages of a column called `name`, as TRL and the chat templates of transformers have them.  Raises Strange."""
+    value = _read(value, name)
+    if not isinstance(value, list) or not value:
+        raise Strange(f'"{name}" is {kind(value) if value else "empty"}, a list of messages is expected')
+    return [_message(each, f'message {number} of "{name}"') for number, each in enumerate(value, 1)]
+
+
+def functions(value: object, name: str) -> list[dict[str, Any]]:
+    """The tools that a conversation may call, each a JSON schema; none where the row has no such column.  Raises Strange."""
+    value = _read(value, name) if value else []
+    if not isinstance(value, list) or not all(isinstance(each, dict) and _called(each) for each in value):
+        raise Strange(f'"{name}" is no list of functions, each {{"type": "function", "function": {{"name": "…", "parameters": …}}}}')
+    return value
+
+
+def names(message: Message) -> list[str]:
+    """The functions that a message calls."""
+    return [_called(call) for call in message.get("tool_calls", [])]
+
+
+def thought(message: Message) -> str:
+    """What a message was thought about, or nothing."""
+    return next((str(message[name]).strip() for name in THOUGHTS if name in message), "")
+
+
+def _message(found: object, where: str) -> Message:
+    if isinstance(found, dict) and {"from", "value"} <= set(found):
+        raise Strange(f'{where} has "from" and "value": format=sharegpt reads such')
+    # Parquet has each key in every message, as null where it is not there.
+    made = {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else {}
+    calls = made.pop("tool_calls", None) or []
+    if calls or any(name in made for name in THOUGHTS):
+        made.setdefault("content", "")
+    if not isinstance(made.get("role"), str) or not isinstance(made.get("content"), str):
+        raise Strange(f'{where} is not {{"role": "…", "content": "…"}}')
+    if wrong := [name for name in THOUGHTS if not isinstance(made.get(name, ""), str)]:
+        raise Strange(f'"{wrong[0]}" of {where} is {kind(made[wrong[0]])}, a string is expected')
+    if not isinstance(calls, list) or not all(isinstance(call, dict) and _called(call) for call in calls):
+        raise Strange(f'"tool_calls" of {where} is no list of {{"type": "function", "function": {{"name": "…", "arguments": {{…}}}}}}')
+    return made | ({"tool_calls": [_call(call, where) for call in calls]} if calls else {})
+
+
+def _called(call: Mapping[str, Any]) -> str:
+    """The name of a function that is called, or declared."""
+    inside = call.get("function", call)
+    name = inside.get("name") if isinstance(inside, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """A call as templates take it: its arguments are an object, where OpenAI has the same as text."""
+    inside = dict(call.get("function", call))
+    arguments = _read(inside.get("arguments") or {}, f"arguments of {inside['name']}")
+    if not isinstance(arguments, dict):
+        raise Strange(f'"arguments" of a call in {where} is {kind(arguments)}, an object is expected')
+    beside = {key: value for key, value in call.items() if key == "id" and value is not None}
+    return {**beside, "type": "function", "function": {**inside, "arguments": arguments}}
+
+
+def _read(value: object, name: str) -> object:
+    """A column that may be JSON in a string, as CSV has it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        raise Strange(f'"{name}" is a string that is not JSON') from None
 
 
 def layout_of(row: Row, columns: Mapping[str, str]) -> str | None:
@@ -68,12 +145,7 @@ def _alpaca(value: Mapping[str, object], columns: Mapping[str, str]) -> Iterator
 
 def _sharegpt(value: Mapping[str, object], row: Mapping[str, object], columns: Mapping[str, str]) -> Iterator[Message]:
     name = columns.get("conversations", "conversations" if "conversations" in row else "messages")
-    turns = row.get(name)
-    if isinstance(turns, str):  # as CSV has it
-        try:
-            turns = json.loads(turns)
-        except json.JSONDecodeError:
-            raise Strange(f'"{name}" is a string that is not JSON') from None
+    turns = _read(row.get(name), name)
     if not isinstance(turns, list) or not turns:
         raise Strange(f'"{name}" is {kind(turns) if turns else "empty"}, a list of turns is expected')
     if isinstance(value["system"], str) and value["system"].strip():
@@ -84,5 +156,5 @@ def _sharegpt(value: Mapping[str, object], row: Mapping[str, object], columns: M
         if not isinstance(speaker, str) or not isinstance(said, str):
             raise Strange(f'turn {number} of "{name}" is not {{"from": "…", "value": "…"}}')
         if speaker not in SPEAKERS:
-            raise Strange(f'turn {number} of "{name}" is by "{speaker}"; read are {", ".join(SPEAKERS)}: calls of tools are not taken')
+            raise Strange(f'turn {number} of "{name}" is by "{speaker}"; read are {", ".join(SPEAKERS)}; calls of tools are read from messages alone')
         yield {"role": SPEAKERS[speaker], "content": said}

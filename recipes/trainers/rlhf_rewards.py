@@ -1,4 +1,4 @@
-"""What a completion is worth: built-in rewards, a function of yours, a reward model.  Each gives one number per completion; none knows training.
+"""What a completion is worth: built-in rewards, functions of yours, a reward model.  Each gives one number per completion; none knows training.
 
 A reward is called with prompts (strings or lists of messages, as the data has them), completions (always strings) and the rows' columns, all lists of
 the same length, and returns a list of that length; None says that it has no opinion on that one.  What a completion gets is the weighted sum.
@@ -36,6 +36,7 @@ class Reward:
     weight: float
     phase: str  # what its time counts as: "model", or "tool" for a function that may call anything
     function: Function
+    yours: bool = False  # a function of the user's file
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
         """One number per completion, or None.  Ends with a message where the function fails or returns something else."""
@@ -43,10 +44,10 @@ class Reward:
             given = list(self.function(prompts=list(prompts), completions=list(completions), **columns))
             worth = [None if value is None else float(value) for value in given]
         except Exception as error:
-            if self.name != "function":
+            if not self.yours:
                 raise
-            at = _line_of(error)
-            fail(f"the reward function failed{at}: {type(error).__name__}: {error}")
+            which = "" if self.name == "function" else f" {self.name}"
+            fail(f"the reward function{which} failed{_line_of(error)}: {type(error).__name__}: {error}")
         if len(worth) != len(completions):
             fail(f"reward {self.name} returned {len(worth)} numbers for {len(completions)} completions; it has to return one for each")
         if wrong := [value for value in worth if value is not None and not math.isfinite(value)]:
@@ -57,10 +58,15 @@ class Reward:
 def chosen(
     weights: Mapping[str, float], pattern: str | None, target: int, function: Path | None, model: Callable[[], Function] | None
 ) -> list[Reward]:
-    """The rewards that somebody asked for.  A function or model that is given counts once unless `weights` says otherwise; `model` loads it."""
-    if unknown := sorted(set(weights) - set(NAMES)):
-        fail(f"rewards: {unknown[0]} is none of {', '.join(NAMES)}; what has no name here is written as a reward_function")
-    wanted = {**({"model": 1.0} if model else {}), **({"function": 1.0} if function else {}), **weights}
+    """The rewards that somebody asked for.  A function or model that is given counts once unless `weights` says otherwise; `model` loads it.
+
+    A name in `weights` that is none of NAMES is a function of that name in the file `function`, which may have several; then its `reward` counts only
+    where `weights` says so.
+    """
+    theirs = sorted(set(weights) - set(NAMES))
+    if theirs and not function:
+        fail(f"rewards: {theirs[0]} is none of {', '.join(NAMES)}; what has no name here is written as a function of that name in reward_function")
+    wanted = {**({"model": 1.0} if model else {}), **({"function": 1.0} if function and not theirs else {}), **weights}
     if not wanted:
         fail("nothing says what a completion is worth: give reward_model, reward_function, or rewards={length: 1} with names of built-in ones")
     if "model" in wanted and model is None:
@@ -69,7 +75,14 @@ def chosen(
         fail("rewards names function, and there is no reward_function")
     if not pattern and (missing := [name for name in ("format", "share") if name in wanted]):
         fail(f"reward {missing[0]} compares with reward_pattern, and there is none")
-    return [Reward(name, float(weight), *_made(name, pattern, target, function, model)) for name, weight in sorted(wanted.items())]
+    own = {name: "reward" if name == "function" else name for name in wanted if name == "function" or name in theirs}
+    written = load_functions(function, sorted(own.values())) if function and own else {}
+    return [
+        Reward(name, float(weight), "tool", written[own[name]], yours=True)
+        if name in own
+        else Reward(name, float(weight), *_made(name, pattern, target, model))
+        for name, weight in sorted(wanted.items())
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -90,11 +103,9 @@ def asked(options: argparse.Namespace, device: torch.device) -> list[Reward]:
     return chosen(options.rewards, options.reward_pattern, options.reward_length, options.reward_function, loads)
 
 
-def _made(name: str, pattern: str | None, target: int, function: Path | None, model: Callable[[], Function] | None) -> tuple[str, Function]:
+def _made(name: str, pattern: str | None, target: int, model: Callable[[], Function] | None) -> tuple[str, Function]:
     if name == "model" and model:
         return "model", model()
-    if name == "function" and function:
-        return "tool", load_function(function)
     try:
         compiled = re.compile(pattern or "", re.DOTALL)
     except re.error as error:
@@ -141,8 +152,8 @@ def _plain(text: str) -> str:
     return re.sub(r"(?<=\d),(?=\d{3})", "", text.strip().casefold())
 
 
-def load_function(file: Path) -> Function:
-    """The function `reward` of a Python file.  Ends with a message where there is none that can be called as it will be."""
+def load_functions(file: Path, names: Sequence[str]) -> dict[str, Function]:
+    """Functions of a Python file by their names.  Ends with a message where one is not there, or cannot be called as it will be."""
     module = types.ModuleType("reward_function")
     module.__file__ = str(file)
     # Beside it may lie what it imports.
@@ -151,13 +162,18 @@ def load_function(file: Path) -> Function:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     except Exception as error:
         fail(f"{file.name} cannot be loaded{_line_of(error)}: {type(error).__name__}: {error}")
-    function = getattr(module, "reward", None)
-    if not callable(function):
-        fail(f"{file.name} has no function reward(prompts, completions, **columns)")
-    parameters = inspect.signature(function).parameters
-    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()) or not {"prompts", "completions"} <= set(parameters):
-        fail(f"{file.name}: reward({', '.join(parameters)}) does not take every column of the data; write reward(prompts, completions, **columns)")
-    return function
+    found: dict[str, Function] = {}
+    for name in names:
+        function = getattr(module, name, None)
+        if not callable(function):
+            fail(f"{file.name} has no function {name}(prompts, completions, **columns)")
+        parameters = inspect.signature(function).parameters
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()) or not {"prompts", "completions"} <= set(parameters):
+            fail(
+                f"{file.name}: {name}({', '.join(parameters)}) does not take every column of the data; write {name}(prompts, completions, **columns)"
+            )
+        found[name] = function
+    return found
 
 
 def _line_of(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 One optimizer step: for each of global_batch / num_generations prompts, num_generations completions are drawn from the model as it is, each gets a
 reward, and the model is moved towards those that are better than their siblings.  Completions are never used twice: nothing of them is needed to go
-on from the end of a step.  What is drawn depends on the seed, the step and the place in the global batch (see rlhf_sampling).
+on from the end of a step.  What is drawn depends on the seed, the step and the place in the global batch (see rlhf_sampling); not so by vLLM.
 
 RLOO: Ahmadian et al. 2024, arXiv:2402.14740: advantage = reward − mean reward of the siblings; the KL to the base is part of the reward.
 GRPO: Shao et al. 2024, arXiv:2402.03300: advantage = (reward − mean) / deviation of the group; the KL is part of the loss.
@@ -23,7 +23,7 @@ import torch
 import trl_common
 from control import Ending
 from disk import sha256
-from loop import fail
+from loop import fail, needs
 from rlhf_data import end_token, load, load_tokenizer
 from rlhf_sampling import Draws, drawing, table
 from rows import BadData
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SETTINGS = (
     "algorithm", "num_generations", "max_completion_length", "temperature", "beta", "rewards", "reward_pattern", "reward_length", "reward_init",
+    "use_vllm",
 )  # fmt: skip
 TOLD = {
     "reward": "reward", "reward_std": "reward_std", "kl": "kl", "entropy": "entropy", "completions/mean_length": "completion_tokens",
@@ -55,7 +56,7 @@ def main() -> None:
         fail(f"{options.data} holds no prompt to train on")
     arguments = trl_common.arguments(
         config, options, num_generations=options.num_generations, max_completion_length=options.max_completion_length,
-        temperature=options.temperature, beta=options.beta, disable_dropout=True,
+        temperature=options.temperature, beta=options.beta, disable_dropout=True, **vllm(options),
     )  # fmt: skip
     try:
         tokenizer = load_tokenizer(options.base, options.chat_template, end_token(options.data)["text"])
@@ -87,6 +88,20 @@ def main() -> None:
     if trl_common.first():
         made = {name: getattr(options, name) for name in (*trl_common.SETTINGS, "precision")}
         text_record.write(options.out, {**made, **settings, "end_token": end_token(options.data)})
+
+
+def vllm(options: argparse.Namespace) -> dict[str, Any]:
+    """What a Trainer's settings get where vLLM writes the completions, on the GPUs of the training.  Ends with a message where it cannot."""
+    if not options.use_vllm:
+        return {}
+    needs("vllm", "use_vllm", "use_vllm=false")
+    if options.method == "qlora":
+        fail("use_vllm hands the learned weights to vLLM in 16 bits, which a base in 4 bits does not have: method=lora, or use_vllm=false")
+    if options.init == "random":
+        fail("use_vllm has vLLM read the base's weights from its files: init=pretrained, or use_vllm=false")
+    # A cache for as many tokens as the base could read takes more than there is.
+    longest = options.max_prompt_length + options.max_completion_length
+    return {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory, "vllm_max_model_length": longest}
 
 
 def _policy(options: argparse.Namespace, first: bool) -> PreTrainedModel:
@@ -122,6 +137,9 @@ class Drawn:
         return _Groups(len(self.train_dataset), arguments.seed, prompts, self.num_generations, arguments.steps_per_generation, arguments.max_steps)  # type: ignore[attr-defined]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> Any:
+        if self.args.use_vllm:  # type: ignore[attr-defined]
+            with self.keeper.telemetry.phase("generation"):  # type: ignore[attr-defined]
+                return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
         arguments, step = self.args, self.state.global_step + 1  # type: ignore[attr-defined]
         first = arguments.process_index * len(prompt_ids)
         draws = table(first, len(prompt_ids), self.max_completion_length, "completion", arguments.seed, step)  # type: ignore[attr-defined]
@@ -165,6 +183,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--algorithm", choices=["rloo", "grpo"], required=True)
     parser.add_argument("--num-generations", type=int, required=True, help="completions of each prompt")
     parser.add_argument("--max-completion-length", type=int, required=True, help="tokens")
+    parser.add_argument("--max-prompt-length", type=int, default=512, help="tokens")
+    parser.add_argument("--use-vllm", action="store_true", help="vLLM writes the completions")
+    parser.add_argument("--vllm-memory", type=float, default=0.3, help="share of the GPU's memory that vLLM takes")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--beta", type=float, required=True, help="weight of the KL to the base model")
     parser.add_argument("--chat-template", type=Path)

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from layouts import LAYOUTS, MORE, layout_of, messages
+from layouts import LAYOUTS, MORE, Message, Strange, conversation, functions, layout_of, messages, names, thought
 from rows import Bad, BadData, Row, files, kind, read
 from tokens import Writer, pack
 from vocabulary import Vocabulary
 
 COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
+TOOLS = "tools"  # a column that rows of messages may have
 SHOWN = 20  # complaints that are printed
 ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
 BATCH = 512  # rows tokenised at a time
@@ -152,15 +154,19 @@ class _Reading:
             )
         if self.layout:
             told = messages(row, self.layout, self._columns)
-            return told if isinstance(told, Bad) else self._conversation(row.where, "conversations", told)
-        names = [self._columns.get(column, column) for column in COLUMNS[self.format]]
-        if missing := [name for name in names if name not in row.value]:
+            return told if isinstance(told, Bad) else self._conversation(row.where, "conversations", told, [])
+        called = [self._columns.get(column, column) for column in COLUMNS[self.format]]
+        if missing := [name for name in called if name not in row.value]:
             return Bad(row.where, f'no column "{missing[0]}"; it has: {", ".join(row.value) or "none"}')
-        values = [row.value[name] for name in names]
+        values = [row.value[name] for name in called]
         if self.format == "messages":
-            return self._conversation(row.where, names[0], values[0])
+            tools = self._columns.get(TOOLS, TOOLS)
+            try:
+                return self._conversation(row.where, called[0], conversation(values[0], called[0]), functions(row.value.get(tools), tools))
+            except Strange as strange:
+                return Bad(row.where, str(strange))
         texts: list[str] = []
-        for name, value in zip(names, values, strict=True):
+        for name, value in zip(called, values, strict=True):
             if not isinstance(value, str):
                 return Bad(row.where, f'"{name}" is {kind(value)}, a string is expected')
             if not value.strip() and name != "prompt":
@@ -182,28 +188,22 @@ class _Reading:
             "or instruction and output (alpaca), or conversations (ShareGPT) (other names: columns={text: NAME})"
         )
 
-    def _conversation(self, where: str, name: str, messages: object) -> Sample | Bad:
-        if isinstance(messages, str):  # as CSV has it
-            try:
-                messages = json.loads(messages)
-            except json.JSONDecodeError:
-                return Bad(where, f'"{name}" is a string that is not JSON')
-        if not isinstance(messages, list) or not messages:
-            return Bad(where, f'"{name}" is {kind(messages) if messages else "empty"}, a list of messages is expected')
-        for number, message in enumerate(messages, 1):
-            if isinstance(message, dict) and {"from", "value"} <= set(message):
-                return Bad(where, f'message {number} of "{name}" has "from" and "value": format=sharegpt reads such')
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                return Bad(where, f'message {number} of "{name}" is not {{"role": "…", "content": "…"}}')
+    def _conversation(self, where: str, name: str, messages: list[Message], tools: list[dict[str, Any]]) -> Sample | Bad:
         if not any(message["role"] == "assistant" for message in messages):
             return Bad(where, f'"{name}" has no message of the assistant to learn from')
-        text = self._vocabulary.render(messages, where)
+        text = self._vocabulary.render(messages, where, tools=tools)
+        # A template leaves out what it does not know, without a word.
+        if lost := [each for each in (*names({"tool_calls": tools}), *(each for message in messages for each in names(message))) if each not in text]:
+            return Bad(where, f"the chat template writes nothing of the tool {lost[0]}: give one that takes tools with chat_template=FILE")
+        if (last := thought(messages[-1])) and last not in text:
+            return Bad(where, f'the chat template writes nothing of what the last message of "{name}" was thought about: give one that does with '
+                       "chat_template=FILE")  # fmt: skip
         spans: list[tuple[int, int]] = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._vocabulary.render(messages[:number], where, answer=True)
-            after = self._vocabulary.render(messages[: number + 1], where)
+            before = self._vocabulary.render(messages[:number], where, answer=True, tools=tools)
+            after = self._vocabulary.render(messages[: number + 1], where, tools=tools)
             # Some templates write an earlier turn differently once later ones follow; what is not there as asked cannot be learned.
             if text.startswith(after) and after.startswith(before):
                 spans.append((len(before), len(after)))
@@ -295,7 +295,7 @@ def _summary(manifest: dict[str, object], counts: Counts) -> str:
 
 def _columns(text: str) -> dict[str, str]:
     value = json.loads(text)
-    known = [name for names in (*COLUMNS.values(), *LAYOUTS.values(), MORE) for name in names]
+    known = [name for group in (*COLUMNS.values(), (TOOLS,), *LAYOUTS.values(), MORE) for name in group]
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()) or (wrong := set(value) - set(known)):
         raise BadData(f"columns: {sorted(wrong)[0] if isinstance(value, dict) and wrong else text} is none of {', '.join(known)}")
     return value

@@ -60,14 +60,14 @@ class Vocabulary:
         behind = self.tokenizer.encode(rest, add_special_tokens=False).ids if answered else []
         return next((End(str(self.tokenizer.id_to_token(token)), token) for token in behind if token in added), None)
 
-    def render(self, messages: Sequence[Mapping[str, object]], where: str, *, answer: bool = False) -> str:
-        """Messages as the chat template writes them, with the beginning of an `answer` where that is asked.  Raises BadData."""
+    def render(self, messages: Sequence[Mapping[str, object]], where: str, *, answer: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Messages as the chat template writes them, with the beginning of an `answer` where that is asked, and the tools.  Raises BadData."""
         import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
 
         if not self.chat_template:
             raise BadData("the base model has no chat template, which conversations need: give one with chat_template=FILE")
-        special: dict[str, Any] = self.special
+        special: dict[str, Any] = self.special | ({"tools": list(tools)} if tools else {})
         try:
             rendered: Any = render_jinja_template([list(messages)], chat_template=self.chat_template, add_generation_prompt=answer, **special)
         except (jinja2.TemplateError, ValueError) as error:

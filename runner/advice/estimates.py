@@ -247,6 +247,8 @@ def _estimated(
         found = estimate(model, training)
     except Unknown as error:
         return StepEstimate(step, None, str(error), shown, usable)
+    if usable is not None and inputs.get("use_vllm"):
+        usable = round(usable * (1 - float(inputs.get("vllm_memory", 0))))  # vLLM takes its share first
     past = _past(ws, recipe, step, gpu)
     tokens = training_from_inputs.tokens(inputs, training)
     work = hardware.operations(model, training, tokens) if tokens is not None else None

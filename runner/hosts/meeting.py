@@ -166,7 +166,7 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event, 
         if port and isinstance(error, Rejected) and "OSError" in str(error):
             why = str(error).strip().rpartition("\n")[2]
             taken = CannotRun(
-                f"nobody can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
+                f"nothing can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
             )
             return told.set_exception(taken)
         strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINERS = ROOT / "recipes" / "trainers"
 FORM = {"wan2.1": "wan21", "wan2.2-5b": "wan22_5b", "wan2.2-14b": "wan22_14b", "ltx-2": "ltx2"}
 
-# Goes on from the newest adapter in its folder as ai-toolkit does, saves an adapter of its own name and one optimizer.pt, draws a bar on stderr.
+# Resumes from the newest adapter in its folder as ai-toolkit does, saves an adapter of its own name and one optimizer.pt, draws a bar on stderr.
 STAND_IN = """
 import json, os, pathlib, sys
 config = json.load(open(sys.argv[1]))
@@ -160,7 +160,7 @@ def test_a_training_goes_on_from_its_checkpoint_with_its_optimizer(step: Path) -
     assert run(step, resume=kept).returncode == 0
     assert json.loads((step / "model" / "adapter.safetensors").read_text())["first"] == 2
     assert [json.loads(line)["step"] for line in (attempt(step) / "history.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
-    # More steps later go on from the last, which has no number in its name.
+    # More steps later resume from the last, which has no number in its name.
     assert run(step, resume=step / "checkpoints" / "step-000000005", max_steps=6).returncode == 0
     assert json.loads((step / "model" / "adapter.safetensors").read_text())["first"] == 5
 

@@ -85,3 +85,19 @@ def test_a_report_is_numbers_a_page_and_metrics(tmp_path: Path, monkeypatch: pyt
     assert json.loads((tmp_path / "report" / "report.json").read_text()) == {"loss": 0.5, "pairs": 3}
     assert (tmp_path / "report" / "report.md").read_text(encoding="utf-8") == "# Größe\n"
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 0.5}
+
+
+def test_what_is_drawn_follows_from_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.manual_seed would have it, and on a GPU that is in use, too."""
+    import torch
+
+    loop: Any = importlib.import_module("loop")
+    loop.draw("noise", 0, 3)
+    once = torch.rand(3)
+    torch.manual_seed(int.from_bytes(hashlib.sha256(b"noise:0:3").digest()[:8], "big") >> 1)
+    assert torch.equal(once, torch.rand(3))
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    loop.draw("noise", 0, 4)
+    assert len(seeded) == 1 and not torch.equal(once, torch.rand(3))

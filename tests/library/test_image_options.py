@@ -147,6 +147,22 @@ def test_tags_change_places_behind_those_that_stay_and_each_order_is_learned(tra
     assert len({prompt.numpy().tobytes() for prompt in prompts}) == 3 and made.learned.orders(0) == 3 and made.held_out.orders(0) == 1
 
 
+def test_what_has_no_room_in_memory_is_read_again(trainers: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(trainers.train, "HELD", 4)
+    for name in "ab":
+        save_file({"latent": torch.ones(1)}, tmp_path / name)
+    files = trainers.train.Files()
+    kept, again = (files.read(tmp_path / name) for name in "ab")
+    assert (
+        files.read(tmp_path / "a") is kept
+        and files.read(tmp_path / "b") is not again
+        and torch.equal(files.read(tmp_path / "b")["latent"], torch.ones(1))
+    )
+
+
 def test_what_a_mask_hides_is_not_learned_and_an_image_counts_as_one(trainers: SimpleNamespace, encoded: Namespace) -> None:
     import torch
 

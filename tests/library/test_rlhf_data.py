@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterator
@@ -25,8 +26,6 @@ def sibling() -> Iterator[None]:
 
 
 def prepare(data: Path, out: Path, **more: Any) -> Any:
-    import argparse
-
     from rlhf_data import prepare as prepared  # type: ignore[import-not-found]
 
     settings = {"columns": "{}", "chat": False, "chat_template": None, "eos_token": None, "need": [], "max_prompt_length": 64}
@@ -116,11 +115,34 @@ def test_rewards_are_asked_for_by_name_and_weighed(tmp_path: Path) -> None:
     assert (mine.name, mine.weight, mine(["?", "?"], ["", "four"], {})) == ("function", 1.0, [None, 4.0])
 
 
+def test_several_functions_of_one_file_are_weighed_by_their_names(tmp_path: Path) -> None:
+    from rlhf_rewards import chosen
+
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def correct(prompts, completions, answer, **columns):\n    return [float(a == b) for a, b in zip(completions, answer)]\n"
+        "def brief(prompts, completions, **columns):\n    return [-len(text) / 10 for text in completions]\n"
+        "def reward(prompts, completions, **columns):\n    return [1 / 0 for _ in completions]\n"
+    )
+    found = chosen({"correct": 1, "brief": 0.5, "length": 0.1}, None, 2, file, None)
+    assert [(each.name, each.weight) for each in found] == [("brief", 0.5), ("correct", 1.0), ("length", 0.1)]
+    assert [each(["?", "?"], ["4", "55"], {"answer": ["4", "5"]}) for each in found] == [[-0.1, -0.2], [1.0, 0.0], [0.5, 1.0]]
+    both = chosen({"brief": 1, "function": 2}, None, 2, file, None)
+    with pytest.raises(SystemExit, match=r"the reward function failed at mine.py:6: ZeroDivisionError"):
+        both[1](["?"], ["4"], {})
+    with pytest.raises(SystemExit, match=r"mine.py has no function corect\(prompts, completions, \*\*columns\)"):
+        chosen({"corect": 1}, None, 2, file, None)
+
+
 @pytest.mark.parametrize(
     ("weights", "pattern", "complaint"),
     [
         ({}, None, "nothing says what a completion is worth: give reward_model, reward_function, or rewards="),
-        ({"lenght": 1}, None, "rewards: lenght is none of model, function, answer, format, length, share"),
+        (
+            {"lenght": 1},
+            None,
+            "rewards: lenght is none of model, function, answer, format, length, share; what has no name here is written as a function",
+        ),
         ({"share": 1}, None, "reward share compares with reward_pattern, and there is none"),
         ({"share": 1}, "[a", "reward_pattern is no regular expression"),
         ({"model": 1}, None, "rewards names model, and there is no reward_model"),
@@ -142,11 +164,11 @@ def test_rewards_that_cannot_be_are_refused(weights: dict[str, float], pattern: 
     ],
 )
 def test_a_reward_function_that_cannot_be_called_is_refused(code: str, complaint: str, tmp_path: Path) -> None:
-    from rlhf_rewards import load_function
+    from rlhf_rewards import chosen
 
     (tmp_path / "mine.py").write_text(code)
     with pytest.raises(SystemExit, match=complaint):
-        load_function(tmp_path / "mine.py")
+        chosen({}, None, 200, tmp_path / "mine.py", None)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +187,29 @@ def test_a_reward_function_that_fails_ends_the_training_with_its_line(line: str,
     (reward,) = chosen({}, None, 200, tmp_path / "mine.py", None)
     with pytest.raises(SystemExit, match=re.escape(complaint)):
         reward(["?", "?"], ["a", "b"], {})
+
+
+def test_vllm_is_asked_for_in_words_that_trl_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed it is refused with the line that installs it; so is what it cannot be given."""
+    import importlib.util
+
+    import trl
+    from rlhf_train import vllm  # type: ignore[import-not-found]
+
+    asked = {"use_vllm": True, "vllm_memory": 0.4, "method": "lora", "init": "pretrained", "max_prompt_length": 100, "max_completion_length": 28}
+    assert vllm(argparse.Namespace(**asked | {"use_vllm": False})) == {}
+    with pytest.raises(SystemExit, match="use_vllm needs vllm, which is not installed in this step's Python: pip install vllm, or use_vllm=false"):
+        vllm(argparse.Namespace(**asked))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "vllm")
+    words = vllm(argparse.Namespace(**asked))
+    monkeypatch.undo()
+    for kind in (trl.RLOOConfig, trl.GRPOConfig):
+        made = kind(output_dir=str(tmp_path), use_cpu=True, report_to="none", **words)
+        assert (made.use_vllm, made.vllm_mode, made.vllm_gpu_memory_utilization, made.vllm_max_model_length) == (True, "colocate", 0.4, 128)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    for name, other in (("method", "qlora"), ("init", "random")):
+        with pytest.raises(SystemExit, match=f"use_vllm .*: {name}="):
+            vllm(argparse.Namespace(**asked | {name: other}))
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:

@@ -163,7 +163,20 @@ def test_the_loss_is_that_of_a_plain_script_of_trl(seed: int, topics: Path, tmp_
     done = run(training(topics, tmp_path, *flags, max_steps=60))
     assert done.returncode == 0, done.stderr
     ours = [line["loss"] for line in history(tmp_path)]
-    plain = [sys.executable, str(ROOT / "benchmarks" / "plain_sft.py"), topics, BASE, tmp_path / "plain", seed, len(ours)]
+    plain = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "plain_sft.py"),
+        "--data",
+        topics,
+        "--base",
+        BASE,
+        "--out",
+        tmp_path / "plain",
+        "--init",
+        "random",
+    ]
+    plain += ["--seed", seed, "--max-steps", 60, "--global-batch", 16, "--micro-batch", 8, "--learning-rate", 0.01]
+    plain += ["--rank", 8, "--alpha", 16, "--train-embeddings"]
     done = run([str(word) for word in plain], PYTHONPATH=str(TRAINERS))
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])["losses"]

@@ -260,3 +260,13 @@ def test_every_library_recipe_with_a_gpu_preset_has_an_estimate_or_says_why_not(
                 values = {name: spec.default for name, spec in found.inputs.items()} | {"base": "hf://Qwen/Qwen2.5-7B", "method": "lora"}
                 told = estimates.of_values(ws, found.id, values, estimates.figures().find("h200"), 1)
                 assert told.found is not None and told.found.bytes > 15e9, (found.id, told.unknown)
+
+
+def test_what_vllm_takes_first_is_not_there_for_the_training(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "config_of", lambda ws, kind, address: QWEN)
+    inputs = parse.load(library.find("rlhf@1", space.root)).inputs
+    values = {name: spec.default for name, spec in inputs.items()} | {"base": "hf://Qwen/Qwen2.5-7B", "method": "lora"}
+    with Workspace.open(space.root) as ws:
+        h100 = estimates.figures().find("h100-80gb")
+        alone, beside = (estimates.of_values(ws, "rlhf@1", values | {"use_vllm": used, "vllm_memory": 0.4}, h100, 1) for used in (False, True))
+    assert alone.usable == h100.usable and beside.usable == pytest.approx(0.6 * h100.usable)

@@ -224,7 +224,7 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_told_before_a
     trains(space)
     with socket.create_server(("", farm)):
         code, _, said = space.command("run", "--stack", "farm")
-    assert code == 5 and f"nobody can listen at port {farm} of ssh {sshd.address}" in said and "Address already in use" in said, said
+    assert code == 5 and f"nothing can listen at port {farm} of ssh {sshd.address}" in said and "Address already in use" in said, said
     assert "end what uses it there, or name another `port` of the head" in said
     sshd.stop()
     code, _, said = space.command("run", "--stack", "farm")

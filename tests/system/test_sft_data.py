@@ -39,15 +39,15 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prepare
         sys.modules.pop(name, None)
 
 
-def learned_texts(folder: Path) -> list[str]:
-    """What is learned of each document, as text."""
+def learned_texts(folder: Path, least: int = 1) -> list[str]:
+    """What is learned of each document, as text; with `least` 0 all that is read."""
     from tokenizers import Tokenizer
     from tokens import Tokens  # type: ignore[import-not-found]
 
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     split = Tokens(folder, "train")
     documents = [document for number in range(len(split)) for document in split.documents(number)]
-    return [tokenizer.decode(ids[learned == 1].tolist(), skip_special_tokens=False) for ids, learned in documents]
+    return [tokenizer.decode(ids[learned >= least].tolist(), skip_special_tokens=False) for ids, learned in documents]
 
 
 GOOD = b'{"text": "a good row"}\n'
@@ -186,6 +186,65 @@ def test_of_a_conversation_the_answers_are_learned(prepare: Prepare, tmp_path: P
     (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]}))
     prepare(tmp_path / "d.jsonl", length=256)
     assert learned_texts(tmp_path / "out") == ["a statement<|im_end|>\none too<|im_end|>\n"]
+
+
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALL = {"type": "function", "id": "1", "function": {"name": "look_up", "arguments": '{"word": "del"}'}}
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "finds a word", "parameters": {"type": "object", "properties": {}}}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "what is del?", "tool_calls": None},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "a statement", "name": "look_up"},
+    {"role": "assistant", "content": "it deletes", "reasoning_content": "so it says"},
+]
+
+
+@pytest.mark.parametrize("written", ["as they are", "as text"])
+def test_calls_of_tools_and_thoughts_are_learned_and_what_tools_say_is_read(written: str, prepare: Prepare, tmp_path: Path) -> None:
+    """OpenAI has arguments as text, CSV has the columns so; templates want objects."""
+    row: dict[str, Any] = {"messages": CALLED, "tools": [TOOL]}
+    if written == "as text":
+        row = {name: json.dumps(value) for name, value in row.items()}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row))
+    (tmp_path / "calls.jinja").write_text(CALLS)
+    manifest = prepare(tmp_path / "d.jsonl", "--chat-template", tmp_path / "calls.jinja", length=512)
+    call, answer = '<call>look_up {"word": "del"}</call><|im_end|>\n', "<think>so it says</think>it deletes<|im_end|>\n"
+    assert (learned_texts(tmp_path / "out"), manifest["turns_not_learned"]) == ([call + answer], 0)
+    (read,) = learned_texts(tmp_path / "out", least=0)
+    assert "finds a word" in read and "a statement" in read
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"tools": [TOOL]}, "d.jsonl:1: the chat template writes nothing of the tool look_up: give one that takes tools with chat_template=FILE"),
+        ({"messages": CALLED}, "d.jsonl:1: the chat template writes nothing of the tool look_up"),
+        ({"messages": CALLED[::3]}, 'd.jsonl:1: the chat template writes nothing of what the last message of "messages" was thought about'),
+        ({"tools": [{"type": "function"}]}, 'd.jsonl:1: "tools" is no list of functions, each {"type": "function"'),
+        ({"tools": "look_up"}, 'd.jsonl:1: "tools" is a string that is not JSON'),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 'd.jsonl:1: "tool_calls" of message 1 of "messages" is no list of'),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]}]},
+            'd.jsonl:1: "arguments" of a call in message 1 of "messages" is a list, an object is expected',
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "thinking": ["y"]}]},
+            'd.jsonl:1: "thinking" of message 1 of "messages" is a list, a string is expected',
+        ),
+    ],
+)
+def test_calls_that_the_chat_template_leaves_out_or_nobody_reads_are_bad_rows(
+    change: dict[str, Any], complaint: str, prepare: Prepare, tmp_path: Path
+) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [*CALLED[:1], {"role": "assistant", "content": "a statement"}]} | change))
+    with pytest.raises(SystemExit) as ended:
+        prepare(tmp_path / "d.jsonl")
+    assert complaint in str(ended.value)
 
 
 TALK = {"messages": [{"role": "user", "content": "assert?"}, {"role": "assistant", "content": "a statement"}]}

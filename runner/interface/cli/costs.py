@@ -73,7 +73,7 @@ def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
     noted, now = ledger.costs([row.key for row in rows]), time.time()
 
     def usd(row: LeaseRow) -> float:
-        if row.kept and row.gone is None:  # nobody is there to note what its disk costs while it stands still
+        if row.kept and row.gone is None:  # nothing notes what its disk costs while it stands still
             return committed(row.price, max(row.asked, since), now)
         end = row.gone or now
         return noted[row.key].usd * ((end - since) / (end - row.asked) if row.asked < since < end else 1.0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...settings import Stack
 
 ACTIONS = {
-    "show": "what it is: driver, head, limits, what it keeps; asks nobody",
+    "show": "what it is: driver, head, limits, what it keeps; asks no provider",
     "up": "make what the stack needs, and have its machine run",
     "down": "end its machine, with its disk, and what `up` made beside it",
     "start": "have its machine run; a run does so by itself",
