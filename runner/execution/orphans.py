@@ -108,6 +108,11 @@ class Orphans:
             return self.host_pool.here
         return self.host_pool.named(called.split("\n"))
 
+    def sites(self) -> set[Site]:
+        """Where attempts were begun that no step of this run has taken up yet."""
+        found = (self.site_of(name) for names in self._found.values() for name in names)
+        return {member for site in found if site is not None for member in site.members}
+
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and no worker took up; what still runs is only spoken of."""
         folder, own = self._attempts, self.commits.run[-6:]

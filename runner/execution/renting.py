@@ -52,7 +52,7 @@ def rent(work: Work) -> None:
             pool.inventory.coming.append(need)
             work.replacing += 1
             work.beside(_get(work, need))
-    for site, reason in pool.inventory.spare(queued):
+    for site, reason in pool.inventory.spare(queued, work.orphans.sites()):
         work.beside(_give_back(work, site, reason))
     return None
 

@@ -70,17 +70,18 @@ class Inventory:
         """How many machines that do for this need are up, or were asked for."""
         return self.coming.count(need) + len(self.serving(need))
 
-    def spare(self, needs: Mapping[Need, int]) -> list[tuple[Site, str]]:
+    def spare(self, needs: Mapping[Need, int], awaited: Collection[Site] = ()) -> list[tuple[Site, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
 
-        `needs` are those of unfinished steps, with how many of these are QUEUED.
+        `needs` are those of unfinished steps, with how many of these are QUEUED.  On those `awaited` an earlier worker's attempt may still run.
         """
         now, found = time.monotonic(), []
         for held in self.held:
             served = [count for need, count in needs.items() if held.serves(need)]
-            if held.site.leaving and not held.site.capacity.busy:
+            busy = held.site.capacity.busy or bool(served and held.site in awaited)
+            if held.site.leaving and not busy:
                 found.append((held.site, held.site.leaving))
-            elif held.site.capacity.busy or any(served):
+            elif busy or any(served):
                 held.idle_since = now
             elif not served:
                 found.append((held.site, "no unfinished step needs it"))

@@ -42,8 +42,10 @@ def go(space: Space) -> tuple[int, str]:
     return worker.returncode, said
 
 
-def test_the_same_run_again_takes_over_the_machine_of_a_killed_worker_and_the_step_on_it(space: Space) -> None:
-    cloud(space)
+@pytest.mark.parametrize("idle", [120, 0], ids=["kept for a while", "kept for no moment"])
+def test_the_same_run_again_takes_over_the_machine_of_a_killed_worker_and_the_step_on_it(space: Space, idle: int) -> None:
+    """Also where the machine has nothing to do, as far as the run knows before it has looked what the earlier one left there."""
+    cloud(space, idle=idle)
     gated(space)
     killed(space)
     assert provider(space) == ["created"]
