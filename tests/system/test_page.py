@@ -61,7 +61,7 @@ class Tab:
         self.page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("console", lambda message: self.said.append(f"{message.text} {message.location['url']}"))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
 
@@ -108,7 +108,10 @@ def test_a_run_is_started_watched_and_cancelled_in_a_browser(rest: Rest, browser
     tab.until("n => Number(document.getElementById('chart').dataset.points) > n + 20", points)
     tab.until("() => document.getElementById('text').textContent.includes(\"of Ann's run\")")
     assert page.locator("#steps g").count() == 2 and "train: 1 running" in page.text_content("#steps") and tab.fits()
-    assert "'rate': 0.25" in str(rest.get("/v1/runs")["runs"][0]["inputs"])
+    (run,) = rest.get("/v1/runs")["runs"]
+    assert "'rate': 0.25" in str(run["inputs"])
+    silent = rest.ask("GET", f"/v1/runs/{run['id']}/logs?step=first&follow=true")
+    assert (silent.status_code, silent.text) == (200, ""), "a step that is over and printed nothing has an empty log"
     page.click("[data-verb=cancel]")
     page.click("[data-verb=cancel] >> text=Really")
     tab.until("() => document.getElementById('chip').textContent.includes('cancelled')")

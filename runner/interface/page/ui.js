@@ -339,7 +339,7 @@
       try {
         answer = await ask(path() + "/logs" + query, { signal, headers: passed ? {} : { Range: "bytes=-" + LOG } });
       } catch (error) {
-        if (error instanceof Refusal && [404, 409, 416].includes(error.status)) { note(error.status === 416 ? "it printed nothing" : shown.visible(error.message)); return false; }
+        if (error instanceof Refusal && [404, 409].includes(error.status)) { note(shown.visible(error.message)); return false; }
         throw error;
       }
       if (answer.status === 206) note(answer.headers.get("Content-Range")?.startsWith("bytes 0-") ? "" : "the end of its log");
@@ -350,6 +350,7 @@
         if (kept.length > LOG) { kept = kept.slice(-LOG); note("the end of its log"); }
         draw(show);
       }
+      if (!passed) note("it printed nothing");
       return false;
     });
   };
