@@ -540,6 +540,7 @@ class Streamed:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
                     if payload[:1] == b"d":
+                        await stream.send(b"d")  # says nothing: a connection that waits for an answer lets the next word through
                         hear(payload[1:])
                     if self._carrying is not asyncio.current_task():
                         return

@@ -26,7 +26,7 @@ from ..language.units import about
 from ..logs import Log
 from ..retry import pause, retry_async
 from ..storage.files import Changed
-from .stream import Stream
+from .stream import SMALL, Stream
 
 TRIES = 8
 """Times that nothing at all may get through before we give up."""
@@ -182,10 +182,11 @@ class Wire:
     async def _ask(self, stream: Stream, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> Exception | None:
         """Send a question, and the bytes that go with it; what kept those from coming is answered, for the question is over only with its answer."""
         failed: Exception | None = None
+        squeeze = self.far or (isinstance(data, bytes) and len(data) <= SMALL)  # srun holds back what is longer than 1 KiB
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _pieces((data,) if isinstance(data, bytes) else data):
-                await stream.send(*(self._squeezer.payload(parts) if self.far else (b"d", *parts)))
+                await stream.send(*(self._squeezer.payload(parts) if squeeze else (b"d", *parts)))
         except (Changed, OSError) as error:
             failed = error
         await stream.send(b"")
