@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from .database import Data
     from .index import Published
     from .letters import Letters
-    from .outbox import Letter
     from .reach import Reach
     from .remote_cache import RemoteCache
-    from .runs import Event
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables that name what a training platform is told at."""
@@ -88,7 +86,7 @@ class Workspace:
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
-        store.runs.reporter = Reporter(self._listened_to, self._told)
+        store.runs.reporter = Reporter(self._listened_to, lambda events: (self.letters or self._letters())(events))
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
         self.hooked: dict[str, bool] = {}  # whether a run brought receivers along
         self.reach: Reach | None = None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
@@ -177,10 +175,6 @@ class Workspace:
         if self.letters is None and run not in self.hooked:
             self.hooked[run] = "webhooks" in (self.store.runs.get(run).data if data is None else data)
         return self.letters is not None or self.hooked[run]
-
-    def _told(self, events: Sequence[Event]) -> Sequence[Letter]:
-        """What is stored in the outbox with these moves of one run that has receivers."""
-        return (self.letters or self._letters())(events)
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""
