@@ -104,10 +104,11 @@ def _machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, by the kernel's own count; empty for one that is not there."""
+    """When a process began, by the kernel's own count; empty for one that is not there, or is dead and was not waited for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return "" if state in "ZX" else fields[18]
+    except (OSError, IndexError, ValueError):
         return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +183,17 @@ def test_the_claim_of_a_dead_process_of_this_machine_counts_for_nothing_and_the_
 def test_an_address_that_is_none_is_refused_with_what_to_write(space: Space) -> None:
     with pytest.raises(Unusable, match="PostgreSQL"):
         Workspace.open(space.root, environ={"RECIPE_RUNS": "mysql://x"})
+
+
+def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(store: Store, url: str) -> None:
+    store.runs.submit(RUN._replace(due=1.0), "w")
+    with subprocess.Popen(["sleep", "60"]) as dead, psycopg.connect(url, autocommit=True) as db:
+        holder = f"{postgres_claims._machine()} {dead.pid} {postgres_claims._began(dead.pid)} x"
+        db.execute("UPDATE runs SET holder = %s", (holder,))
+        assert store.runs.claim_next("w2", Offer()) is None
+        dead.kill()
+        until(lambda: not postgres_claims._lives(holder))
+        assert taken(store) == ("r1", 2)
 
 
 def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_took_it_over(space: Space, url: str) -> None:
