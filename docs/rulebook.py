@@ -1,4 +1,4 @@
-"""Write the preflight rules as Markdown, from recipes/gotchas.yaml.  Knows their fields, not how they are asked."""
+"""Write the preflight rules as Markdown, from recipes/gotchas.yaml."""
 
 from __future__ import annotations
 

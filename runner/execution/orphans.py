@@ -1,4 +1,4 @@
-"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off.  Knows names and hosts, not when steps run."""
+"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Ticket(NamedTuple):
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
-    told: Mapping[str, object] = {}  # who is told of the run beside the receivers of the settings: `webhooks`, `job`
+    told: Mapping[str, object] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
     reach: Sequence[str] | None = None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 

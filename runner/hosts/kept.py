@@ -1,4 +1,4 @@
-"""Leases with machines that are kept: made once for a stack, started for a run and stopped after it.  Knows drivers and the ledger, no steps.
+"""Leases with machines that are kept: made once for a stack, started for a run and stopped after it.
 
 Two rows stand for a kept machine.  Its own is there from before it is ordered until it is gone, at the price of its disk.  Each use of it, from its
 start until it is stopped, is a lease of a run at the rest of the price: intent, effect, record and proof are those of any lease, with start and stop

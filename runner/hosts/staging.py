@@ -1,4 +1,4 @@
-"""Make an attempt directory and take its results.  Knows paths and contents, not commands, keys or runs.
+"""Make an attempt directory and take its results.
 
 An attempt sees what its step declared, under the same relative names on every driver: code and small files as copies, large files and trees as links.
 """

@@ -1,4 +1,4 @@
-"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
+"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.
 
 All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
 that is closed or full is left alone from then on.

@@ -1,4 +1,4 @@
-"""The ledger: every lease that was ever meant to be taken, and what it cost.  Knows rows and moves, no driver and no run.
+"""The ledger: every lease that was ever meant to be taken, and what it cost.
 
 A move is committed before its effect, and only by the holder of the lease: who resumes a run takes its leases over, and the process that had them
 before can move them no more.  For drivers that cost money there is one ledger of a user for all workspaces, so that a machine is known although its

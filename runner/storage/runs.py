@@ -171,7 +171,7 @@ def is_progress(move: Moved) -> bool:
 
 
 Reporter: TypeAlias = "Callable[[Sequence[Event]], Sequence[Letter]]"
-"""What receivers are told of the moves of one run.  It is asked within the transaction that stores them, and may read that run."""
+"""The messages to receivers about the moves of one run.  It is asked within the transaction that stores them, and may read that run."""
 
 
 def nothing_told(events: Sequence[Event]) -> Sequence[Letter]:

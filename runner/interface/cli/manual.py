@@ -1,4 +1,4 @@
-"""Write the reference of the verbs, as Markdown, from their parsers.  Knows nothing of what a verb does.
+"""Write the reference of the verbs, as Markdown, from their parsers.
 
 python -m runner.interface.cli.manual docs/cli.md       # writes what stands between the markers anew
 """

@@ -293,7 +293,7 @@ def _cause(done: _Done) -> str:
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
+    """What the attempts reported, a mapping a step; of a step that two of them did, the later counts."""
     found: dict[Any, Mapping[str, Any]] = {}
     for point in points:
         found[point.get("step", len(found))] = point
