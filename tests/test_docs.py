@@ -113,7 +113,11 @@ def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_f
     assert errors_page.refreshed(text) == text, "run python -m docs.generate"
     trees = [ast.parse(path.read_text("utf-8")) for part in ("runner", "drivers") for path in (HOME / part).rglob("*.py")]
     written = "\0".join(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    quoted = [quote for cell in re.findall(r"^\| (`[^|]*) \|", text.partition(errors_page.BEGIN)[0], re.MULTILINE) for quote in re.findall("`([^`]+)`", cell)]
+    quoted = [
+        quote
+        for cell in re.findall(r"^\| (`[^|]*) \|", text.partition(errors_page.BEGIN)[0], re.MULTILINE)
+        for quote in re.findall("`([^`]+)`", cell)
+    ]
     assert len(quoted) > 25 and [quote for quote in quoted for part in quote.split("…") if part.strip(' "') not in written] == []
 
 
