@@ -1,4 +1,4 @@
-"""Write the table of docs/errors.md from fixtures/recipes/problems: what `recipe validate` says of recipes with a mistake, and its fix."""
+"""Write the tables of docs/errors.md: causes of failed steps, and what `recipe validate` says of the mistakes in fixtures/recipes/problems."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from typing import Final
 
 from runner.language import library
+from runner.planning import causes
 
-BEGIN: Final = "<!-- errors:begin -->"
-END: Final = "<!-- errors:end -->"
 _LINE: Final = re.compile(r"^\S+?:\d+:\d+: \w+: (?P<message>.*?)(?: \((?P<fix>[^()]*(?:\([^()]*\)[^()]*)*)\))?$")
 
 
 def refreshed(text: str) -> str:
     """`text` with what stands between its markers written anew."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n" + "\n".join(["| message | fix |", "|---|---|", *_rows()]) + f"\n{END}{rest.partition(END)[2]}"
+    known = [f"| `{cause}` | {_cell(remedy)} |" for cause, remedy in causes.REMEDIES.items()]
+    for name, lines in (("causes", ["| cause | fix |", "|---|---|", *known]), ("errors", ["| message | fix |", "|---|---|", *_rows()])):
+        before, begin, rest = text.partition(f"<!-- {name}:begin -->\n")
+        text = before + begin + "\n".join(lines) + f"\n<!-- {name}:end -->" + rest.partition(f"<!-- {name}:end -->")[2]
+    return text
 
 
 def _rows() -> Iterator[str]:

@@ -607,7 +607,7 @@ def _foreign(error: Exception, route: Route) -> DriverError:
         case socket.gaierror():
             return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
         case asyncssh.DisconnectError() if "authentication failures" in str(error):
-            return Denied(f"{route} let us in with none of the first keys and hears no more of them: name the one that opens it (`identity`)")
+            return Denied(f"{route} accepts none of the first keys, and takes no more: name the one that opens it (`identity`)")
         case OSError() if error.errno:
             return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
         case _:

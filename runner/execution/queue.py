@@ -306,7 +306,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         uploading.check(ws, found.plan, settings.upload)
     stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        words = f"run {row.id} cannot go on: a step of it failed, or its recipe is another one by now"
+        words = f"run {row.id} cannot be resumed: a step of it failed, or its recipe has changed"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
     return work(ws, local, found, stood, settings, listener, since, handover=handover) is not None
 

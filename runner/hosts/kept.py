@@ -214,7 +214,7 @@ class KeptLeases(Leases):
     def hand_over(self, row: LeaseRow) -> None:
         """Leave the machine of a use running, for the next run."""
         self.ledger.succeed(row, os.urandom(8).hex(), "", "", self.workspace)
-        self.heard("UP", row._replace(state="GONE", reason="the machine goes on running"))
+        self.heard("UP", row._replace(state="GONE", reason="the machine keeps running"))
 
     async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
         """What the provider says of a kept machine.  Raises DriverError."""

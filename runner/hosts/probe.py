@@ -139,7 +139,7 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
 
 def _refused(error: DriverError) -> Finding:
     advice = {
-        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port tells more",
+        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more",
         Denied: "",
     }
     if isinstance(error, NoCapacity):

@@ -141,7 +141,7 @@ class Ledger:
         now = time.time()
         after = row._replace(key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason="")
         with self._database.transaction() as db:
-            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine goes on running")
+            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
             self._moved(db, releasing, "GONE", row.lease, "")
             _insert(db, after)
         return after
