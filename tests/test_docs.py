@@ -115,7 +115,7 @@ def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_f
     written = "\0".join(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     quoted = [
         quote
-        for cell in re.findall(r"^\| (`[^|]*) \|", re.sub("<!-- .*:begin.*?<!-- .*:end -->", "", text, flags=re.DOTALL), re.MULTILINE)
+        for cell in re.findall(r"^\| (`[^|]*) \|", re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL), re.MULTILINE)
         for quote in re.findall("`([^`]+)`", cell)
     ]
     assert len(quoted) > 25 and [quote for quote in quoted for part in quote.split("…") if part.strip(' "') not in written] == []
