@@ -152,7 +152,7 @@ async def _end_sick(work: Work, site: Site) -> None:
 @contextlib.contextmanager
 def _pulse(work: Work) -> Iterator[None]:
     """End the loop's waits now and then; one timer for all of them costs less than one each."""
-    timer: asyncio.TimerHandle | None = None
+    timer: asyncio.TimerHandle
 
     def beat() -> None:
         nonlocal timer
@@ -165,9 +165,8 @@ def _pulse(work: Work) -> Iterator[None]:
             work.tick()
         timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
 
-    beat()
+    timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
     try:
         yield
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()

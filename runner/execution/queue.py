@@ -22,6 +22,7 @@ from ..storage.files import Content
 from ..storage.reach import Reach
 from ..storage.remote_states import Lying
 from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
+from ..storage.store import held
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
@@ -139,8 +140,8 @@ def _sealed(ws: Workspace) -> dict[str, str]:
 def _unsealed(ws: Workspace, row: RunRow) -> None:
     """Have the workspace know what opens the addresses of a run, and what the run may read.  Raises CannotRun."""
     opens, reach = row.data.get("opens"), row.data.get("reach")
-    for address, sealed in opens.items() if isinstance(opens, dict) else ():
-        ws.addresses[address] = sealing.unseal(sealed, f"address {address}", ws.environ)
+    sealed = opens if isinstance(opens, dict) else {}
+    ws.addresses = {address: sealing.unseal(each, f"address {address}", ws.environ) for address, each in sealed.items()}
     if isinstance(reach, list):
         ws.reach = Reach(reach)
 
@@ -218,25 +219,27 @@ def serve(
     delivery: Delivery | None = None
     try:
         while not handover.asked:
-            with Workspace.open(root, environ=environ) as ws:  # one for each run: what it learned of files is that run's
-                if store is not None:
-                    offer = offer._replace(store=_shared(ws, store).remote.url)
-                delivery = delivery or begin(ws)
-                claimed = _next(ws, who, offer, handover, once=once)
-                if claimed is not None:
-                    row = ws.store.runs.get(claimed.id)
-                    delivery = delivery or begin(ws, row.data)
-                    _carry_out(ws, row, claimed.fence, listener(), handover)
-                elif once:
-                    return
+            with Workspace.open(root, environ=environ) as opened, held(opened.home) as there:
+                while not handover.asked and there():
+                    ws = opened.within(opened.root)  # one for each run: what it learned of files is that run's
+                    if store is not None:
+                        offer = offer._replace(store=_shared(ws, store).remote.url)
+                    delivery = delivery or begin(ws)
+                    row = _next(ws, who, offer, handover, there, once=once)
+                    if row is not None:
+                        delivery = delivery or begin(ws, row.data)
+                        if not _carry_out(ws, row, listener(), handover):
+                            break  # closing lets go of the run, for the next worker
+                    elif once:
+                        return
     finally:
         if delivery is not None:
             delivery.end(LAST_WORDS)
 
 
-def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bool) -> Submitted | None:
-    """The next run, claimed: waits for one, but not `once`."""
-    while not handover.asked:
+def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, there: Callable[[], bool], *, once: bool) -> RunRow | None:
+    """The next run, claimed: waits for one, but not `once`.  None also when somebody deleted the store."""
+    while not handover.asked and there():
         seen = ws.store.runs.news()
         claimed = ws.store.runs.claim_next(who, offer)
         if claimed is not None or once:
@@ -249,14 +252,17 @@ def _next(ws: Workspace, who: str, offer: Offer, handover: Handover, *, once: bo
     return None
 
 
-def _carry_out(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> None:
-    """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would."""
+def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handover) -> bool:
+    """Work on a claimed run.  What is wrong with the run ends it; an error of ours leaves it to the next worker, as a death would: False."""
+    fence = row.fence
     try:
         _unsealed(ws, row)
         ws = _unpacked(ws, row)
+        ws.hooked[row.id] = "webhooks" in row.data
         while not _worked(ws, row, fence, listener, handover):
             fence = ws.store.runs.claim(row.id, f"process {os.getpid()}") or 0
             row = ws.store.runs.get(row.id)
+        return True
     except Stale:
         listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
     except RecipeError as error:
@@ -266,6 +272,7 @@ def _carry_out(ws: Workspace, row: RunRow, fence: int, listener: Listener, hando
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
         traceback.print_exc()
         time.sleep(LOOK)
+    return False
 
 
 def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
@@ -281,7 +288,6 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     from ..survey import bundles
 
     since = Since(time.monotonic(), ws.store.database.version())
-    local = client.here(ws.home / "local", ALONE if row.bundle else None)
     if row.bundle:
         bound = row.data.get("bound")
         inputs = {**request.inputs, **(bound if isinstance(bound, dict) else {})}
@@ -300,6 +306,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         _ended(ws, row, fence, "COMPLETED", "")
         listener.end(Summary("COMPLETED", {"FRESH": fresh}, since.seconds, run=row.id))
         return True
+    local = client.here(ws.home / "local", ALONE if row.bundle else None)
     preflight(ws, found, settings)
     check(ws, found, settings, listener)
     if settings.upload:

@@ -183,9 +183,13 @@ def _interruptible(host_pool: HostPool) -> Iterator[None]:
 
 
 def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
-    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it."""
+    """Store the end of a run, and answer its state; one that was left is there for the next worker, a paused one for who resumes it.
+
+    Raises Stale when it was left because another worker has it.
+    """
     if report.left:
         commits.flush()
+        ws.store.runs.requested(commits.run, commits.fence)
         ws.store.runs.release(commits.run, commits.fence)
         return "ACTIVE"
     state = _closed(commits, report.state, why)

@@ -41,6 +41,7 @@ class Holder:
         self.name = f"{_machine()} {os.getpid()} {_began(os.getpid())} {os.urandom(4).hex()}"
         self.claims: set[str] = set()
         self._beats: _Beats | None = None
+        self._seen: tuple[float, list[str]] = (-LATELY, [])  # when the holders of claims were looked at last, and which were dead
 
     def close(self) -> None:
         """Let go of every claim: another worker may take those runs at once."""
@@ -65,19 +66,15 @@ class Holder:
 
     def lately(self) -> dict[str, object]:
         """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
-        at, dead = _dead_at.get(self._url, (-LATELY, []))
+        at, dead = self._seen
         return {"dead": dead, "machine": f"{_machine()} "} if time.monotonic() - at < LATELY else self.known()
 
     def _dead(self) -> list[str]:
         """Those who hold claims, were processes of this machine and are no more."""
         rows = self._database.all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
         dead = [holder for (holder,) in rows if not _lives(holder)]
-        _dead_at[self._url] = time.monotonic(), dead
+        self._seen = time.monotonic(), dead
         return dead
-
-
-_dead_at: dict[str, tuple[float, list[str]]] = {}
-"""When the holders of claims were looked at last, by the address of the database, and which were dead."""
 
 
 class _Beats(Thread):

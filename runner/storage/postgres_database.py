@@ -113,7 +113,7 @@ class PostgresDatabase:
 
 
 _idle: dict[str, Connection[Row]] = {}
-"""Connections that were closed, for who opens the same address next: a worker opens its workspace anew for each run."""
+"""Connections that were closed, for the next caller of the same address: a Python program opens its workspace anew for each call."""
 
 
 def connected(url: str) -> Connection[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Final
 
@@ -25,6 +26,7 @@ from .postgres_exchange import PostgresExchange
 from .runs import (
     FINAL,
     NO_DATA,
+    SILENT,
     AttemptRow,
     Event,
     Moved,
@@ -37,7 +39,6 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
-    nothing_told,
     of_several_states,
     same_request,
     told_of,
@@ -51,6 +52,52 @@ _COLUMNS: Final = (
 )
 _COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
+_SUBMIT: Final = """
+WITH new AS (
+    INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency, submitter, bundle,
+        store, driver, labels, holder, held_until)
+    VALUES (%(id)s, %(recipe)s, %(plan)s, %(inputs)s, %(workspace)s, 'QUEUED', %(reason)s, %(created)s, %(claim)s, %(fence)s, %(data)s, %(priority)s,
+        %(due)s, %(idempotency)s, %(user)s, %(bundle)s, %(store)s, %(driver)s, %(labels)s, %(holder)s, now() + %(long)s * interval '1 second')
+    ON CONFLICT DO NOTHING RETURNING id, fence
+), began AS (
+    INSERT INTO events SELECT id, 1, %(now)s, 'run', id, '', 'QUEUED', %(reason)s, '{}' FROM new
+), brought AS (
+    INSERT INTO bundles SELECT %(bundle)s, %(packed)s::bytea FROM new WHERE %(packed)s::bytea IS NOT NULL ON CONFLICT DO NOTHING
+)
+SELECT fence, pg_notify(%(channel)s, id) FROM new
+"""
+"""A submission in one statement.  No row: a run of this id, or of this idempotency key, is there."""
+_GROUP: Final = """
+WITH ours AS (
+    UPDATE runs SET
+        next_event = next_event + %(count)s::int,
+        recoveries = recoveries * %(fading)s,
+        held_until = now() + %(long)s * interval '1 second',
+        state = coalesce(%(state)s::text, state),
+        reason = coalesce(%(why)s::text, reason),
+        request = CASE WHEN %(state)s::text IS NULL THEN request ELSE '' END,
+        ended = CASE WHEN %(state)s::text IS NULL THEN ended WHEN %(over)s::bool THEN %(now)s::float8 END,
+        claim = CASE WHEN %(over)s::bool THEN '' ELSE claim END,
+        data = CASE WHEN %(over)s::bool AND data LIKE '%%"opens":%%' THEN (data::jsonb - 'opens')::text ELSE data END
+    WHERE id = %(run)s AND fence = %(fence)s AND holder = %(me)s AND claim <> ''
+        AND (%(state)s::text IS NULL OR request IN ('', %(answers)s::text))
+    RETURNING id, next_event
+), noted AS (
+    INSERT INTO events SELECT ours.id, next_event - %(count)s::int + n - 1, %(now)s, e0, e1, e2, e3, e4, e5
+    FROM ours, unnest(%(e0)s::text[], %(e1)s::text[], %(e2)s::text[], %(e3)s::text[], %(e4)s::text[], %(e5)s::text[])
+        WITH ORDINALITY AS e (e0, e1, e2, e3, e4, e5, n)
+), kept AS (
+    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[]) AS s
+    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason
+), tried AS (
+    INSERT INTO attempts SELECT a.* FROM ours, unnest(%(a0)s::text[], %(a1)s::text[], %(a2)s::text[], %(a3)s::int[], %(a4)s::text[], %(a5)s::text[],
+        %(a6)s::text[], %(a7)s::float8[], %(a8)s::float8[], %(a9)s::text[], %(a10)s::text[], %(a11)s::text[], %(a12)s::text[]) AS a
+    ON CONFLICT (id) DO UPDATE SET key = excluded.key, job = excluded.job, dir = excluded.dir, started = excluded.started, ended = excluded.ended,
+        outcome = excluded.outcome, reason = excluded.reason, exit = excluded.exit, preimage = excluded.preimage
+)
+SELECT next_event FROM ours
+"""
+"""A group in one statement: a transaction of its own and one round trip.  No row: the run is not ours, or a request waits for an answer."""
 
 
 class PostgresRuns:
@@ -65,7 +112,7 @@ class PostgresRuns:
         self._holder = Holder(url, self._database)
         self.exchange: Exchange = PostgresExchange(self._database, self._holder)
         self._beats, self._beaten = 0, time.monotonic()
-        self.reporter: Reporter = nothing_told
+        self.reporter: Reporter = SILENT
 
     def close(self) -> None:
         """Let go of every claim: another worker may take those runs at once."""
@@ -165,36 +212,27 @@ class PostgresRuns:
     # -- writing
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        settings, labels = run.data.get("settings"), run.data.get("labels")
-        driver = str(settings.get("driver", "")) if isinstance(settings, dict) else ""
-        held = self._holder.name if who else ""
-        asked = (run.id, run.recipe, run.plan, text(run.inputs), self._workspace, run.reason, run.created or time.time(), who, int(bool(who)))
-        ticket = (run.priority, run.due, run.idempotency, run.user, run.bundle, run.store)
-        new = (*asked, text(run.data), *ticket, driver, _pairs(labels), held, CLAIM if who else -CLAIM)
+        settings = run.data.get("settings")
+        now = time.time()
+        values = run._asdict() | {"inputs": text(run.inputs), "data": text(run.data), "created": run.created or now, "workspace": self._workspace}
+        values |= {"claim": who, "fence": int(bool(who)), "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else ""}
+        values |= {"labels": _pairs(run.data.get("labels")), "holder": self._holder.name if who else "", "long": CLAIM if who else -CLAIM}
+        values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
+        told = self.reporter.listened_to(run.id, run.data)
 
         def store(db: Connection[Row]) -> Submitted:
-            with db.transaction():
-                fresh = db.execute(
-                    "INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency,"
-                    " submitter, bundle, store, driver, labels, holder, held_until) VALUES (%s, %s, %s, %s, %s, 'QUEUED', %s, %s, %s, %s, %s, %s,"
-                    " %s, %s, %s, %s, %s, %s, %s, %s,"
-                    " now() + %s * interval '1 second') ON CONFLICT DO NOTHING RETURNING fence",
-                    new,
-                ).fetchone()
+            with db.transaction() if told else nullcontext():  # one statement is a transaction
+                fresh = db.execute(_SUBMIT.encode(), values).fetchone()
                 if fresh is None:
-                    known = db.execute(
+                    found = db.execute(
                         "SELECT id, data, fence, holder FROM runs WHERE id = %s OR idempotency = %s", (run.id, run.idempotency or None)
                     )
-                    id, data, fence, holder = known.fetchall()[0]
+                    id, data, fence, holder = found.fetchall()[0]
                     if id != run.id:
                         same_request(run, id, mapping(data))
                     return Submitted(id, fence if who and holder == self._holder.name else 0)  # ours: the reply to the first try was lost
-                began = Event(run.id, 1, time.time(), "run", run.id, "", "QUEUED", run.reason, {})
-                db.execute("INSERT INTO events VALUES (%s, 1, %s, 'run', %s, '', 'QUEUED', %s, '{}')", (run.id, began.at, run.id, run.reason))
-                _post(db, run.id, self.reporter([began]))
-                if bundle:
-                    db.execute("INSERT INTO bundles VALUES (%s, %s) ON CONFLICT DO NOTHING", (run.bundle, bundle))
-                db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run.id))
+                if told:
+                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
             return Submitted(run.id, int(fresh[0]))
 
         done = self._database.do(store)
@@ -215,7 +253,7 @@ class PostgresRuns:
         self._holder.keep(run)
         return int(rows[0][0])
 
-    def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         counted = FREE.replace("runs.", "busy.")
         below = "".join(
             f" AND (SELECT count(*) FROM runs AS busy WHERE busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]} AND NOT {counted}) < %(most_{kind})s"  # noqa: S608
@@ -228,7 +266,7 @@ class PostgresRuns:
             " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
             " AND due IS NOT NULL AND (due <= extract(epoch FROM now()) OR due <= created) AND state IN ('QUEUED', 'ACTIVE')"
             f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
-            " ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, fence"
+            f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
         )
         values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
         values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
@@ -239,8 +277,8 @@ class PostgresRuns:
             nonlocal tries
             tries += 1
             if tries > 1:  # the reply to a claim may be what was lost
-                ours = "SELECT id, fence FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"
-                if found := db.execute(ours, (self._holder.name, list(self._holder.claims))).fetchall():
+                ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
+                if found := db.execute(ours.encode(), (self._holder.name, list(self._holder.claims))).fetchall():
                     return found
             if not offer.at_most:
                 return db.execute(statement.encode(), values).fetchall()
@@ -254,7 +292,7 @@ class PostgresRuns:
         if not rows:
             return None
         self._holder.keep(rows[0][0])
-        return Submitted(rows[0][0], int(rows[0][1]))
+        return _run(rows[0])
 
     def opened(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
@@ -281,10 +319,6 @@ class PostgresRuns:
         landed: Callable[[], None] | None = None,
     ) -> int:
         now = time.time()
-        events = [(now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for move in moves]
-        kept = [tuple(step) for step in steps]
-        tried = [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts]
-        fading = int(not any(map(is_progress, moves)))
         if changes != NOTHING:
             ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
             if not self._database.all(ours, (run, fence, self._holder.name)):
@@ -292,44 +326,39 @@ class PostgresRuns:
             with self._disk.transaction() as disk:
                 self._index.write(disk, changes)
         crashpoint("group-written")
+        told = told_of(run, 0, now, moves)
+        told = told if told and self.reporter.listened_to(run, None) else []
+        state, why = run_state or (None, None)
+        fading = int(not any(map(is_progress, moves)))
+        values: dict[str, object] = {"run": run, "fence": fence, "me": self._holder.name, "long": CLAIM, "now": now, "fading": fading}
+        values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "answers": answers}
+        values |= _arrays("e", [(move.subject, move.id, str(move.before), str(move.after), move.reason, text(move.data)) for move in moves], 6)
+        values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
+        tried = {row.id: (*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts}
+        values |= _arrays("a", list(tried.values()), 13)
         tries = 0
 
         def store(db: Connection[Row]) -> int:
             nonlocal tries
             tries += 1
-            if tries > 1 and events:  # the reply to a commit may be what was lost
+            if tries > 1 and moves:  # the reply to a commit may be what was lost
                 known = db.execute("SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)).fetchone()
                 if known is not None and known[0] is not None:
                     return int(known[0])
-            with db.transaction():
-                row = db.execute(
-                    "UPDATE runs SET next_event = next_event + %s, recoveries = recoveries * %s, held_until = now() + %s * interval '1 second'"
-                    " WHERE id = %s AND fence = %s AND holder = %s AND claim <> '' RETURNING next_event, request",
-                    (len(events), fading, CLAIM, run, fence, self._holder.name),
-                ).fetchone()
-                if row is None:
-                    raise Stale(f"run {run} is not ours any more")
-                last, request = int(row[0]) - 1, str(row[1])
-                if run_state is not None and request not in ("", answers):
-                    raise Requested(request)
-                _write(db, run, last - len(events) + 1, events, kept, tried)
-                if run_state is not None:
-                    over = run_state[0] in FINAL
-                    db.execute(
-                        "UPDATE runs SET state = %s, reason = %s, request = '', ended = %s, claim = CASE WHEN %s THEN '' ELSE claim END"
-                        " WHERE id = %s",
-                        (*run_state, now if over else None, over, run),
-                    )
-                    if over:
-                        db.execute("UPDATE runs SET data = (data::jsonb - 'opens')::text WHERE id = %s AND data LIKE '%%\"opens\":%%'", (run,))
-                if told := told_of(run, last - len(events) + 1, now, moves):
-                    _post(db, run, self.reporter(told))
+            with db.transaction() if told else nullcontext():  # one statement is a transaction
+                while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
+                    request = self.requested(run, fence)  # raises Stale
+                    if state is not None and request not in ("", answers):
+                        raise Requested(request)
+                last = int(row[0]) - 1
+                if told:
+                    _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in told]))
             return last
 
         last = self._database.do(store)
         crashpoint("group-committed")
         self._beaten = time.monotonic()
-        if run_state is not None and run_state[0] in FINAL:
+        if state in FINAL:
             self._holder.claims.discard(run)
         if landed is not None:
             landed()
@@ -372,24 +401,9 @@ class PostgresRuns:
         self._database.do(store)
 
 
-def _write(db: Connection[Row], run: str, first: int, events: Sequence[Row], steps: Sequence[Row], attempts: Sequence[Row]) -> None:
-    with db.pipeline(), db.cursor() as many:
-        if events:
-            rows = [(run, number, *event) for number, event in enumerate(events, first)]
-            many.executemany("INSERT INTO events VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)", rows)
-        if steps:
-            many.executemany(
-                "INSERT INTO steps VALUES (%s, %s, %s, %s, %s) ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key,"
-                " reason = excluded.reason",
-                steps,
-            )
-        if attempts:
-            many.executemany(
-                "INSERT INTO attempts VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (id) DO UPDATE SET"
-                " key = excluded.key, job = excluded.job, dir = excluded.dir, started = excluded.started, ended = excluded.ended,"
-                " outcome = excluded.outcome, reason = excluded.reason, exit = excluded.exit, preimage = excluded.preimage",
-                attempts,
-            )
+def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:
+    """The columns of some rows, each as one value of `_GROUP`."""
+    return {f"{name}{n}": [row[n] for row in rows] for n in range(width)}
 
 
 def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:

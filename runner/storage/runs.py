@@ -6,7 +6,7 @@ A group is one guarded transaction: claim and fence must be ours, and the same u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ..errors import Busy, Invalid, Problem
 from .database import Data, Json
@@ -170,17 +170,21 @@ def is_progress(move: Moved) -> bool:
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
 
-Reporter: TypeAlias = "Callable[[Sequence[Event]], Sequence[Letter]]"
-"""The messages to receivers about the moves of one run.  It is asked within the transaction that stores them, and may read that run."""
+class Reporter(NamedTuple):
+    """The messages to receivers about runs."""
+
+    listened_to: Callable[[str, Data | None], bool]
+    """Whether this run has receivers.  `data` is what it is stored with; None: it is stored, and may be read."""
+    letters: Callable[[Sequence[Event]], Sequence[Letter]]
+    """What is sent of the moves of one run.  Asked within the transaction that stores them; it may read that run."""
 
 
-def nothing_told(events: Sequence[Event]) -> Sequence[Letter]:
-    """Of a store without a receiver."""
-    return ()
+SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
+"""Of a store without a receiver."""
 
 
 def told_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
-    """The events of a group, numbered from `first`, that receivers may hear of: a run's own changes of state."""
+    """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
     return [
         Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)
         for number, move in enumerate(moves, first)
@@ -283,7 +287,7 @@ class Runs(Protocol):
         """Become the run's only worker, also after one that died; None while another lives.  Answers the fence, which every write must carry."""
         ...
 
-    def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         """Claim the first run that is due and that no worker has: by priority, then by how long it has been due.  None: there is none."""
         ...
 

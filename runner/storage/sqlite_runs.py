@@ -20,6 +20,7 @@ from .runs import (
     FINAL,
     LIMITED,
     NO_DATA,
+    SILENT,
     AttemptRow,
     Event,
     Moved,
@@ -32,7 +33,6 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
-    nothing_told,
     of_several_states,
     same_request,
     told_of,
@@ -52,7 +52,7 @@ class SqliteRuns:
     def __init__(self, database: Database, index: Index, locks: Locks) -> None:
         self._database, self._index, self._locks = database, index, locks
         self._claims: dict[str, Lock] = {}
-        self.reporter: Reporter = nothing_told
+        self.reporter: Reporter = SILENT
         self.exchange: Exchange = OneDisk()
 
     def close(self) -> None:
@@ -156,7 +156,8 @@ class SqliteRuns:
                 if not cursor.rowcount:
                     return Submitted(run.id)
                 db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, now, run.id, run.reason))
-                _post(db, run.id, self.reporter([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
+                if self.reporter.listened_to(run.id, run.data):
+                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
             if lock is not None:
                 self._claims[run.id], lock = lock, None
             return Submitted(run.id, fence)
@@ -182,7 +183,7 @@ class SqliteRuns:
             raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
         return int(row[0][0])
 
-    def claim_next(self, who: str, offer: Offer) -> Submitted | None:
+    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         if not offer.at_most:
             return self._claim_next(who, offer, Counter())
         with self._locks.hold("claiming"):  # else two would count at once
@@ -192,7 +193,7 @@ class SqliteRuns:
             busy = Counter((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
             return self._claim_next(who, offer, busy)
 
-    def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> Submitted | None:
+    def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> RunRow | None:
         waiting = self._database.all(
             "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
             " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
@@ -211,7 +212,8 @@ class SqliteRuns:
                 lock.release()
                 continue
             self._claims[run] = lock
-            return Submitted(run, self.claim(run, who) or 0)
+            self.claim(run, who)
+            return self.get(run)
         return None
 
     def opened(self, run: str, address: str) -> None:
@@ -270,8 +272,8 @@ class SqliteRuns:
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts],
             )
-            if told := told_of(run, first, now, moves):
-                _post(db, run, self.reporter(told))
+            if (told := told_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
+                _post(db, run, self.reporter.letters(told))
             self._index.write(db, changes)
             crashpoint("group-written")
         if landed is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -75,6 +76,23 @@ def home(workspace: Path, environ: Mapping[str, str]) -> Path:
         real = os.path.realpath(workspace)
         return Path(base) / f"{os.path.basename(real)}-{digest.of_bytes(os.fsencode(real))[:12]}"
     return workspace / ".recipe"
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Gives a question: whether `folder` is still the one that it is now.  While it is open, its number is given to no other."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(folder))
+        except FileNotFoundError:
+            return False
+
+    try:
+        yield there
+    finally:
+        os.close(handle)
 
 
 class Store:

@@ -17,18 +17,18 @@ from .digest_cache import DigestCache
 from .files import Content, no_space
 from .index import Trace
 from .objects import Objects
+from .runs import Reporter
 from .store import Store, home
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config, Stack
+    from .database import Data
     from .index import Published
     from .letters import Letters
-    from .outbox import Letter
     from .reach import Reach
     from .remote_cache import RemoteCache
-    from .runs import Event
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables with the addresses of a training platform."""
@@ -86,9 +86,9 @@ class Workspace:
         self.traces = _Traces(store)
         self.stored = _Stored(self)
         self.remote_cache: RemoteCache | None = None  # a store that is used beside this one
-        store.runs.reporter = self._told
+        store.runs.reporter = Reporter(self._listened_to, lambda events: (self.letters or self._letters())(events))
         self.addresses: dict[str, str] = {}  # https addresses with what opens them, by what is stored of them; in memory only
-        self._hooked: dict[str, bool] = {}  # whether a run brought receivers along
+        self.hooked: dict[str, bool] = {}  # whether a run brought receivers along
         self.reach: Reach | None = None  # the hosts and buckets that a run may read which a server took; None for one of the caller's own
 
     @classmethod
@@ -170,14 +170,11 @@ class Workspace:
         """The program of `[hooks] spend`; none: empty."""
         return self.config.lists.get("hooks.spend", ()) if self.has_settings else ()
 
-    def _told(self, events: Sequence[Event]) -> Sequence[Letter]:
-        """What is stored in the outbox with these moves of one run."""
-        letters, run = self.letters, events[0].run
-        if letters is None and run not in self._hooked:
-            self._hooked[run] = "webhooks" in self.store.runs.get(run).data
-        if letters is None and self._hooked[run]:
-            letters = self._letters()
-        return letters(events) if letters is not None else ()
+    def _listened_to(self, run: str, data: Data | None) -> bool:
+        """Whether a run has receivers."""
+        if self.letters is None and run not in self.hooked:
+            self.hooked[run] = "webhooks" in (self.store.runs.get(run).data if data is None else data)
+        return self.letters is not None or self.hooked[run]
 
     def kept(self, run: str, step: str, number: int, suffix: str) -> Path:
         """Where what an attempt printed (`.log`) or measured (`.metrics`) is kept, if it is."""

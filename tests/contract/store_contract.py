@@ -18,7 +18,7 @@ from runner.execution.terms import new_id
 from runner.storage.files import Content
 from runner.storage.index import Changes, Made, Published, Trace
 from runner.storage.outbox import Letter
-from runner.storage.runs import AttemptRow, Event, Offer, Requested, RunRow, Stale, StepRow, Wanted
+from runner.storage.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted
 from runner.storage.store import Store
 
 
@@ -36,6 +36,7 @@ Fresh = Callable[[], Store]
 RUN = RunRow("r1", "tool@1", "plan", {"rank": 16}, "here")
 DONE = Move("step", "a", "RUNNING", "DONE")
 CONTENT = Content("f:" + "0" * 64)
+ANY = Offer()
 
 
 def trace(key: str, *, step: str = "a", seconds: float = 1.0, made_at: float = 1.0, recipe: str = "tool@1", content: Content = CONTENT) -> Trace:
@@ -163,6 +164,12 @@ def test_a_run_is_claimed_with_its_submission_or_not_at_all(store: Store, fresh:
     store.runs.group("r1", mine.fence, [DONE])
 
 
+def taken(store: Store, offer: Offer = ANY) -> tuple[str, int] | None:
+    row = store.runs.claim_next("w", offer)
+    assert row is None or row == store.runs.get(row.id), "the row is as it is now that it is claimed"
+    return row and (row.id, row.fence)
+
+
 def test_the_run_of_the_highest_priority_that_is_due_longest_is_claimed_first(store: Store, fresh: Fresh) -> None:
     for name, priority, due in (("c", 0, 1.0), ("a", 0, 2.0), ("b", 0, 2.0), ("d", 7, 3.0), ("later", 9, 4e12), ("own", 9, None)):
         store.runs.submit(RUN._replace(id=name, priority=priority, due=due))
@@ -174,21 +181,21 @@ def test_a_worker_takes_runs_of_its_driver_whose_labels_it_has(store: Store) -> 
     store.runs.submit(RUN._replace(due=1.0, data={"settings": {"driver": "ssh"}, "labels": {"gpu": "a100"}}))
     for offer in (Offer(), Offer("ssh"), Offer("local", {"gpu": "a100"}), Offer("", {"gpu": "h100"})):
         assert store.runs.claim_next("w", offer) is None
-    assert store.runs.claim_next("w", Offer("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
+    assert taken(store, Offer("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
 
 
 def test_a_dead_workers_run_is_claimed_anew_and_each_such_claim_is_counted_until_a_step_ends(store: Store, fresh: Fresh) -> None:
     store.runs.submit(RUN._replace(due=1.0))
     workers = [fresh() for _ in range(4)]
     for n, each in enumerate(workers[:3]):
-        assert each.runs.claim_next("w", Offer()) == ("r1", n + 1) and store.runs.get("r1").recoveries == n
+        assert taken(each) == ("r1", n + 1) and store.runs.get("r1").recoveries == n
         each.runs.group("r1", n + 1, [Move("step", "a", "QUEUED", "RUNNING")])
         each.close()
     assert workers[3].runs.claim("r1", "w") == 4 and store.runs.get("r1").recoveries == 3
     workers[3].runs.group("r1", 4, [DONE])
     assert store.runs.get("r1").recoveries == 0
     workers[3].runs.release("r1", 4)
-    assert store.runs.claim_next("w", Offer()) == ("r1", 5) and store.runs.get("r1").recoveries == 0
+    assert taken(store) == ("r1", 5) and store.runs.get("r1").recoveries == 0
 
 
 def test_one_idempotency_key_is_one_request(store: Store) -> None:
@@ -273,11 +280,12 @@ def letters_of(events: Sequence[Event]) -> list[Letter]:
     return [Letter(f"webhook POST http://{name}", f"{each.run}-{each.seq}", each.after, "{}") for each in events for name in ("x", "y")]
 
 
+RECEIVERS = Reporter(lambda run, data: True, letters_of)
 KNOWN = ("webhook POST http://x ", "webhook POST http://y ")
 
 
 def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(store: Store, fresh: Fresh) -> None:
-    store.runs.reporter = letters_of
+    store.runs.reporter = RECEIVERS
     claim = store.runs.submit(RUN, "w")
     assert [each.type for each in fresh().runs.outbox.listed()] == ["QUEUED"] * 2
     store.runs.request("r1", "cancel")
@@ -295,7 +303,7 @@ def test_letters_are_stored_with_the_move_that_they_tell_of_or_not_at_all(store:
 
 
 def test_the_first_letter_of_a_run_and_receiver_is_taken_by_one_and_the_next_when_it_is_gone(store: Store, fresh: Fresh) -> None:
-    store.runs.reporter = letters_of
+    store.runs.reporter = RECEIVERS
     claim = store.runs.submit(RUN, "w")
     store.runs.group("r1", claim.fence, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
     mine, other = store.runs.outbox, fresh().runs.outbox

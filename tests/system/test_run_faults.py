@@ -20,13 +20,14 @@ import pytest
 from runner.errors import Unusable
 from runner.execution import queue
 from runner.execution.queue import Ticket
+from runner.planning.schedule import Move
 from runner.reports.delivery import deliver
 from runner.storage import postgres_runs, sqlite_runs
-from runner.storage.runs import Offer
+from runner.storage.runs import SILENT, Offer
 from runner.storage.sqlite_runs import SqliteRuns
 from runner.storage.store import Store
 from runner.storage.workspace import Workspace
-from tests.contract.store_contract import DONE, RUN
+from tests.contract.store_contract import DONE, RECEIVERS, RUN
 from tests.servers.receiver import Receiver
 from tests.support import Space, until
 from tests.system.test_outbox import moved, told
@@ -80,29 +81,38 @@ def cut(url: str) -> Iterator[tuple[Cut, str]]:
     proxy.close()
 
 
-@pytest.mark.parametrize("after", [b"COMMIT", b"UPDATE runs SET claim", b"INSERT INTO runs", b"UPDATE runs SET next_event"])
+@pytest.mark.parametrize("told", [False, True])
 def test_whatever_reply_is_lost_a_run_is_stored_once_claimed_once_and_its_events_have_no_gap(
-    tmp_path: Path, cut: tuple[Cut, str], after: bytes
+    tmp_path: Path, cut: tuple[Cut, str], told: bool
 ) -> None:
     proxy, by = cut
+
+    def losing(reply: bytes) -> None:
+        assert not proxy.after, f"no reply to {proxy.after!r} was lost"
+        proxy.after = reply
+
     with Store.open(tmp_path / ".recipe", shared=by, workspace="here") as store:
-        proxy.after = after if after == b"INSERT INTO runs" else b""
+        store.runs.reporter = RECEIVERS if told else SILENT
+        losing(b"COMMIT" if told else b"WITH new AS")
         store.runs.submit(RUN._replace(due=1.0))
-        proxy.after = after
+        losing(b"UPDATE runs SET claim")
         claimed = store.runs.claim_next("w", Offer())
         assert claimed is not None and claimed.id == "r1", "a claim whose answer was lost is ours"
-        proxy.after = after
-        assert store.runs.group("r1", claimed.fence, [DONE, DONE]) == 3
+        losing(b"COMMIT" if told else b"WITH ours AS")
+        assert store.runs.group("r1", claimed.fence, [Move("run", "r1", "QUEUED", "ACTIVE"), DONE]) == 3
+        losing(b"")
         assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
         assert store.runs.get("r1").fence == claimed.fence
+        assert [each.id for each in store.runs.outbox.listed()] == (["r1-1", "r1-1", "r1-2", "r1-2"] if told else [])
 
 
 def test_a_run_that_is_claimed_as_it_is_stored_is_ours_though_the_reply_is_lost(tmp_path: Path, cut: tuple[Cut, str]) -> None:
     proxy, by = cut
     with Store.open(tmp_path / ".recipe", shared=by, workspace="here") as store:
         store.runs.latest()
-        proxy.after = b"COMMIT"
+        proxy.after = b"WITH new AS"
         mine = store.runs.submit(RUN, "w")
+        assert not proxy.after
         assert mine.fence == 1 and store.runs.group("r1", mine.fence, [DONE]) == 2
 
 

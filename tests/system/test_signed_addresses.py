@@ -9,10 +9,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.errors import CannotRun
+from runner.execution import queue
 from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage import bound, sources
@@ -106,6 +108,21 @@ def test_what_opens_an_address_is_stored_sealed_until_it_is_fetched(space: Space
     assert not row(space, run).data.get("opens") and b"canary" not in stored(space)
     assert not [each for each in Signed.asked if each.startswith("HEAD")], "a signature is for GET alone"
     assert Signed.asked.count("GET /rows") == 1
+
+
+def test_what_opens_an_address_of_one_run_is_not_known_to_the_next(space: Space, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, worked = list[int](), queue._worked
+
+    def noted(ws: Workspace, *rest: Any) -> bool:
+        known.append(len(ws.addresses))
+        return worked(ws, *rest)
+
+    monkeypatch.setattr(queue, "_worked", noted)
+    submitted(space, data=given)
+    space.write("rows", "rows\n")
+    submitted(space, data="rows")
+    work(space)
+    assert known == [1, 0]
 
 
 def test_the_signature_is_no_part_of_what_was_asked_for(space: Space, given: str) -> None:

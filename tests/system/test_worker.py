@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
+from typing import Any
 
 import pytest
 
 from runner.errors import Invalid
+from runner.execution import queue
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.resume import POISON
 from runner.execution.terms import Choice, Listener, Settings
@@ -178,6 +181,35 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
     work(space)
     found = row(space, run)
     assert (found.state, found.reason, found.recoveries) == ("FAILED", "poison", POISON + 1)
+
+
+def test_an_error_of_ours_leaves_a_run_to_the_next_worker_as_a_death_would(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("steps: {a: {run: echo one > a.txt, outputs: {o: a.txt}}}")
+    run, worked, recoveries = submitted(space), queue._worked, list[int]()
+
+    def fails_at_first(ws: Workspace, found: RunRow, *rest: Any) -> bool:
+        recoveries.append(found.recoveries)
+        if len(recoveries) == 1:
+            raise ZeroDivisionError
+        return worked(ws, found, *rest)
+
+    monkeypatch.setattr(queue, "_worked", fails_at_first)
+    monkeypatch.setattr(queue, "LOOK", 0.01)
+    work(space)
+    assert row(space, run).state == "COMPLETED" and recoveries == [0, 1]
+
+
+def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "SAFETY", 0.1)
+    space.recipe("steps: {a: {run: 'true'}}")
+    handover, done = Handover(), lambda run: until(lambda: row(space, run).state == "COMPLETED")
+    worker = working(space, handover, [])
+    done(submitted(space))
+    shutil.rmtree(space.root / ".recipe")
+    done(submitted(space))
+    handover(signal.SIGTERM, None)
+    worker.join(20)
+    assert not worker.is_alive()
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:
