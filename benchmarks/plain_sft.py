@@ -70,7 +70,7 @@ def main() -> None:
         output_dir=str(options.out), max_steps=options.max_steps, per_device_train_batch_size=options.micro_batch,
         gradient_accumulation_steps=options.global_batch // options.micro_batch, learning_rate=options.learning_rate,
         lr_scheduler_type="constant", logging_steps=1, report_to="none", use_cpu=not torch.cuda.is_available(), save_strategy="no", max_length=None,
-        # Documents that share a sequence are told apart by their positions, which TRL gives only then.
+        # Documents that share a sequence are distinguished by their positions, which TRL gives only then.
         padding_free=any(len(each["seq_lengths"]) > 1 for each in rows), optim="adamw_torch", seed=options.seed,
         gradient_checkpointing=options.checkpoint_activations, gradient_checkpointing_kwargs={"use_reentrant": False},
         bf16=options.precision == "bf16", dataset_kwargs={"skip_prepare_dataset": True}, train_sampling_strategy="sequential",

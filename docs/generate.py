@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import published, rulebook, settings_page
+from docs import errors_page, published, rulebook, settings_page
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
 from runner.language import reference, schema
@@ -20,3 +20,5 @@ if __name__ == "__main__":
     page.write_text(datasheet.refreshed(page.read_text("utf-8"), show.library_sheets()), "utf-8")
     settings = shipped() / "docs" / "settings.md"
     settings.write_text(settings_page.refreshed(settings.read_text("utf-8")), "utf-8")
+    errors = shipped() / "docs" / "errors.md"
+    errors.write_text(errors_page.refreshed(errors.read_text("utf-8")), "utf-8")

@@ -1,4 +1,4 @@
-"""The table of docs/memory.md: each published measurement, and what the formula and a rule of thumb say.  Knows the fixture, measures nothing."""
+"""The table of docs/memory.md: each published measurement, and what the formula and a rule of thumb say."""
 
 from __future__ import annotations
 

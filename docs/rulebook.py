@@ -1,4 +1,4 @@
-"""Write the preflight rules as Markdown, from recipes/gotchas.yaml.  Knows their fields, not how they are asked."""
+"""Write the preflight rules as Markdown, from recipes/gotchas.yaml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from runner.advice import rule_files
-from runner.advice.rules import ALWAYS, NEEDS, Rule
+from runner.advice.rules import ALWAYS, Rule
 from runner.language.template import references
 
 BEGIN: Final = "<!-- rules:begin -->"
@@ -15,7 +15,7 @@ END: Final = "<!-- rules:end -->"
 
 
 def markdown() -> str:
-    """A list of all rules, then what each says, why, and from where it is known; then the names of settings."""
+    """A list of all rules, then what each needs, its remedy, and from where it is known; then the names of settings."""
     library = rule_files.load()
     lines = ["| rule | | what goes wrong |", "|---|---|---|"]
     lines += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in library.rules]
@@ -38,7 +38,7 @@ def _section(rule: Rule) -> Iterator[str]:
     yield ""
     needs = dict.fromkeys(each.path[0] for text in (rule.when, rule.each) for each in references(text) if each.path[0] not in ALWAYS)
     if needs:
-        yield f"- Needs: {'; '.join(NEEDS[name] for name in needs)}."
+        yield f"- Needs: {', '.join(f'`{name}`' for name in needs)}."
     remedy = _plain(rule.remedy)
     yield f"- What to do: {remedy[:1].upper()}{remedy[1:]}."
     if rule.fix:
@@ -49,11 +49,6 @@ def _section(rule: Rule) -> Iterator[str]:
         ]
         yield f"- `--fix` sets {', '.join(sets)}."
     yield f"- Known from: {', '.join(f'<{each}>' if each.startswith('https://') and ' ' not in each else each for each in rule.evidence)}."
-    yield f"- Asked: `{_code(rule.when)}`" + (f", for each of `{_code(rule.each)}`" if rule.each else "")
-
-
-def _code(expression: str) -> str:
-    return " ".join(expression.removeprefix("{{").removesuffix("}}").split())
 
 
 def _plain(text: str) -> str:

@@ -16,15 +16,28 @@ REPLACED = {
     r"whoever": "name the one: the caller, the reader, the next writer",
     r"lies": "is",
     r"(?:go|goes|going|went|gone) on from": "resume from",
+    r"told": "shown, printed, reported, sent, recorded, given",
     r"nobody(?![\"@/])": "no client, no step, unused, unknown, unreferenced",  # but a login of that name
 }
 """What is said no more, as regular expressions of whole words, and what is said instead."""
 
-EXCEPT = ("CHANGELOG.md", "docs/words.py", "tests/test_docs.py", "fixtures/datasets/", "fixtures/tiny-", "fixtures/shell-contexts.txt")
+EXCEPT = (
+    "CHANGELOG.md",
+    "docs/words.py",
+    "tests/test_docs.py",
+    "fixtures/datasets/",
+    "fixtures/eval-tasks/LICENSE",
+    "fixtures/python-topics/",
+    "fixtures/tiny-",
+    "fixtures/shell-contexts.txt",
+)
 """Files, and beginnings of paths, that may have them: the table of old words, this list, and texts that are not ours."""
 
-TESTS_MAY = ("nobody",)
+TESTS_MAY = ("nobody", "told")
 """Words that tests may have still."""
+
+NAMES_MAY = ("told",)
+"""Words that are names in Python still."""
 
 _WORDS = re.compile(r"(?<![A-Za-z])(?:" + "|".join(f"({words})" for words in REPLACED) + r")(?![A-Za-z])", re.IGNORECASE)
 
@@ -41,6 +54,8 @@ def main(names: list[str]) -> int:
     for name in [name for name in names or tracked if not name.startswith(EXCEPT) and Path(name).is_file()]:
         for line, word, better in found(Path(name).read_bytes().decode("utf-8", "ignore")):
             if name.startswith(("tests/", "docs/reliability.md")) and word.lower() in TESTS_MAY:  # that page has the names of tests
+                continue
+            if name.endswith(".py") and word.lower() in NAMES_MAY:
                 continue
             print(f"{name}:{line}: {word} -> {better}")
             wrong += 1

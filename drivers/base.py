@@ -392,7 +392,7 @@ def file_name(key: str) -> str:
 
 @runtime_checkable
 class Addressed(Host, Protocol):
-    """A host that others can be told of: without it there is no step of several nodes."""
+    """A host whose address other nodes can dial, as a step of several nodes needs."""
 
     address: str
     """What other nodes dial."""

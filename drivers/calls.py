@@ -1,4 +1,4 @@
-"""Run a program of this machine and stream its output: the `call` of hosts that are processes here.  Knows nothing of hosts."""
+"""Run a program of this machine and stream its output: the `call` of hosts that are processes here."""
 
 from __future__ import annotations
 

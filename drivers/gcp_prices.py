@@ -1,4 +1,4 @@
-"""What Compute Engine lists for machines with GPUs: their shapes and prices, as data.  Knows no account and no wire.
+"""What Compute Engine lists for machines with GPUs: their shapes and prices, as data.
 
 List prices, as public copies of Google's price list had them on DATE, for the regions here.  No bill was compared.  An account may have discounts,
 and spot prices move each month.

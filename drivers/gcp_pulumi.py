@@ -1,4 +1,4 @@
-"""A machine of Compute Engine with what is beside it, as a program for Pulumi: text.  Knows no account, no wire, and no secret of ours."""
+"""A machine of Compute Engine with what is beside it, as a program for Pulumi: text.  It holds no secret of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire of Compute Engine v1: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+"""The wire of Compute Engine v1: requests, and replies as types.  Nothing is retried here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine with a POSIX shell has: one script for there, and how its answer is read here.  Knows no connection and decides nothing.
+"""What a machine with a POSIX shell has: one script for there, and how its answer is read here.
 
 The answer is lines of `name=value` (a name may come several times), so that a tool that is missing there is a line that is missing, not an error.
 """
@@ -60,7 +60,7 @@ def facts(said: bytes) -> Facts:
 
 
 def resources(told: Facts) -> Resources:
-    """What the facts amount to.  What was not told, or makes no sense, is unknown (None)."""
+    """What the facts amount to.  What is missing, or makes no sense, is unknown (None)."""
     names, sizes = [], []
     for row in told.get("gpu", ()):
         name, _, size = row.rpartition(",")

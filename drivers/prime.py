@@ -79,7 +79,7 @@ class Prime:
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
-            # What CUDA a pod has is not told before it is there.
+            # What CUDA a pod has is unknown before it is there.
             about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
             why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
             if not why and ask.images and (image := wish.need.image or self._image) not in ask.images:

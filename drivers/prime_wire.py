@@ -1,4 +1,4 @@
-"""The wire of Prime Intellect: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+"""The wire of Prime Intellect: requests, and replies as types.  Nothing is retried here."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Wire:
 
 
 def config_file() -> Path:
-    """Where the official client keeps what it was told."""
+    """Where the official client keeps its settings."""
     return Path(os.path.expanduser("~"), ".prime", "config.json")
 
 

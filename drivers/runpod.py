@@ -209,7 +209,7 @@ class Runpod:
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a pod run that is stopped; it has as long as it was ordered for, until it is told otherwise.
+        """Have a pod run that is stopped; it has as long as it was ordered for, until that changes.
 
         RunPod starts it also where others have its GPUs meanwhile, with none: then it is of no use, as one that is gone.  Raises NoCapacity, Denied
         without the money, HostLost.

@@ -1,4 +1,4 @@
-"""The wire of RunPod's REST v2: requests, and replies as types.  Knows no lease; nothing is asked twice here."""
+"""The wire of RunPod's REST v2: requests, and replies as types.  Nothing is retried here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster of Slurm: a lease is an allocation, a host one of its nodes.  Knows settings and allocations; what is asked is in `slurm_commands`.
+"""A cluster of Slurm: a lease is an allocation, a host one of its nodes.  Its commands are in `slurm_commands`.
 
 Nothing is remembered here: a job bears our mark in its comment and its key in its name, and is found again by them.  What runs on a node is begun by
 `slurm_keeper`, a step that lasts as long as the allocation.
@@ -218,7 +218,7 @@ class Slurm:
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
         names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
-        return [*((name, told.get(key, "not told")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
+        return [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
 
     async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of one node."""

@@ -40,7 +40,7 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
     """Begin programs for relays of this login; end when nothing that was begun here has lived for `idle` seconds (0: never).
 
     The first of several allocations that share this node has `folder`, the second `folder.2`: an agent, and all that it begins, is of one allocation.
-    At `leave_at` (seconds since the epoch, 0: never) the agent there is told to end all jobs, which have `grace` seconds to save.
+    At `leave_at` (seconds since the epoch, 0: never) the agent there gets `leave` and ends all jobs, which have `grace` seconds to save.
     """
     import ctypes
     import subprocess  # noqa: F401  # once, for all that is forked from here: a relay needs neither

@@ -1,4 +1,4 @@
-"""Servers that are there already, reached over SSH: a pool of them, and a lease as a place on one.  Knows settings and places, no jobs and no wire.
+"""Servers that are there already, reached over SSH: a pool of them, and a lease as a place on one.
 
 What is leased is remembered on the server itself, a small file for each of its places (`leases/` below our root there): any process sees it, and
 `leases()` is complete or raises.  A lease past its `until` holds no place any more.

@@ -1,4 +1,4 @@
-"""One held SSH connection to one login, and commands run over it.  Knows neither jobs, leases nor what the commands mean.
+"""One held SSH connection to one login, and commands run over it.
 
 `Link.call` has the signature of `Host.call`.  A `Route` says how to get there and whose word is believed: nothing is sent to a machine whose host key
 was not known, nothing is read from `~/.ssh/config` here, no agent is forwarded, no password asked for.  Whatever goes wrong is a `DriverError`.
@@ -509,7 +509,7 @@ def _framed(argv: Argv) -> tuple[bytes, bytes]:
 def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
     before, found, words = bytes(session.words).rpartition(mark)
     said = _readable(words.partition(b"\n")[2] if found else words)
-    if not session.whole or (session.code is None and not session.signal):  # the code is often told before the last of the output
+    if not session.whole or (session.code is None and not session.signal):  # the code often arrives before the last of the output
         raise Unreachable(f"the connection to {route} broke while {argv[0]} ran there")
     if not session.pid:
         told = _readable(noise + before + words)
@@ -607,7 +607,7 @@ def _foreign(error: Exception, route: Route) -> DriverError:
         case socket.gaierror():
             return Unreachable(f'the name "{route.host}" of {route} leads nowhere: {error.strerror}')
         case asyncssh.DisconnectError() if "authentication failures" in str(error):
-            return Denied(f"{route} let us in with none of the first keys and hears no more of them: name the one that opens it (`identity`)")
+            return Denied(f"{route} accepts none of the first keys, and takes no more: name the one that opens it (`identity`)")
         case OSError() if error.errno:
             return Unreachable(f"{route} cannot be reached: {os.strerror(error.errno)}")
         case _:

@@ -167,7 +167,7 @@ class Vastai:
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that is stopped; it has as long as it was ordered for, until it is told otherwise.
+        """Have a machine run that is stopped; it has as long as it was ordered for, until that changes.
 
         Vast.ai takes the order also where others have its GPUs meanwhile: then it does not come up.  Raises HostLost when it is gone.
         """

@@ -1,4 +1,4 @@
-"""Digests: a content address as a type, and one canonical hash of values.  Knows nothing of files or steps.
+"""Digests: a content address as a type, and one canonical hash of values.
 
 The canonical form (version 1) of a value is its JSON text with sorted keys, no white space and everything beyond ASCII escaped, so that no two
 different values share a form: `1`, `1.0`, `"1"` and `true` differ, and so do `["ab"]` and `["a","b"]`.  NaN and infinities have no form. A hash of a

@@ -1,4 +1,4 @@
-"""Every error that `recipe` raises on purpose.  Knows how an error is worded and what exit code it means, not how it is printed.
+"""Every error that `recipe` raises on purpose.  Each has words and an exit code.
 
     RecipeError                     shown without a traceback
     ├── Invalid(problems)      3    bad recipe or inputs; nothing was started; every problem at once

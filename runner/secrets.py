@@ -1,4 +1,4 @@
-"""Secret values, and the masking of text: whatever form a secret is printed in.  Knows nothing of where secrets come from.
+"""Secret values, and the masking of text: whatever form a secret is printed in.
 
 A text is searched without its line ends, so that a secret is found however it is wrapped: base64 of 76 columns, a key of many lines.  What is found,
 and the line ends inside it, becomes `***`.

@@ -1,4 +1,4 @@
-"""What settings are in force: `recipe.toml` of a workspace over the user's own `config.toml`.  Knows files and their schema, not what a setting does.
+"""What settings are in force: `recipe.toml` of a workspace over the user's own `config.toml`.
 
 Tables are taken whole: `[stores.team]` of a workspace replaces the user's of that name, so that no address of the one meets credentials of the other.
 Credentials are in neither; they come from where the ecosystem keeps them.  Without files nothing is imported: two failed stats.
@@ -41,7 +41,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """One `[[webhooks]]` or `[[notify]]`: who is told of runs.
+    """One `[[webhooks]]` or `[[notify]]`: who gets reports of runs.
 
     `url` of a webhook is its address; that of a `notify`, and every `secret`, is the name of an environment variable.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import words
+from docs import errors_page, words
+from runner.planning.schedule import MOVES
 from tests.tools import chromium
 
 HOME = Path(__file__).parents[1]
@@ -24,6 +26,7 @@ QUESTIONS = {
     "where are my checkpoints": "recipe checkpoints",
     "run on my server": "--driver ssh --host",
     "share results colleague": "recipe push",
+    "exit code mean": "errors.md",
 }
 """What a newcomer types into the search, and what the answer has in it."""
 
@@ -51,7 +54,7 @@ def broken(page: Path, text: str) -> list[str]:
         target = (page.parent / path).resolve() if path else page
         if re.match(r"[a-z]+:", link):
             continue
-        elsewhere = page.parent.name == "docs" and target.parent.name != "docs"
+        elsewhere = page.parent.name == "docs" and not target.is_relative_to(HOME / "docs")
         if not target.exists() or elsewhere or (anchor and anchor not in anchors(PAGES.get(target) or target.read_text("utf-8"))):
             wrong.append(link)
     return wrong
@@ -92,9 +95,30 @@ def test_the_navigation_names_every_page_once_and_begins_with_the_tutorial() -> 
 
 
 def test_the_first_line_of_a_page_says_for_whom_it_is() -> None:
-    others = {"benchmarks.md", "images.md", "multi-node.md", "sft.md"}
     pages = {path.name: text.split("\n")[2] for path, text in PAGES.items() if path.parent == HOME / "docs"}
-    assert {name for name, line in pages.items() if not line.startswith("For ")} == others
+    assert [name for name, line in pages.items() if not line.startswith("For ")] == []
+
+
+def test_the_picture_of_the_states_has_every_move_and_no_other() -> None:
+    shown = re.findall(r'data-move="(\w+) (\w+)"', (HOME / "docs" / "assets" / "states.svg").read_text("utf-8"))
+    assert sorted(shown) == sorted((before, after) for before, found in MOVES.items() for after in found)
+
+
+def test_no_page_has_a_diagram_that_the_site_would_show_as_text() -> None:
+    assert [path.name for path, text in PAGES.items() if "```mermaid" in text or "```dot" in text] == []
+
+
+def test_the_errors_page_quotes_messages_of_the_code_and_is_generated_from_its_fixtures() -> None:
+    text = PAGES[HOME / "docs" / "errors.md"]
+    assert errors_page.refreshed(text) == text, "run python -m docs.generate"
+    trees = [ast.parse(path.read_text("utf-8")) for part in ("runner", "drivers") for path in (HOME / part).rglob("*.py")]
+    written = "\0".join(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    quoted = [
+        quote
+        for cell in re.findall(r"^\| (`[^|]*) \|", re.sub(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", "", text, flags=re.DOTALL), re.MULTILINE)
+        for quote in re.findall("`([^`]+)`", cell)
+    ]
+    assert len(quoted) > 25 and [quote for quote in quoted for part in quote.split("…") if part.strip(' "') not in written] == []
 
 
 def test_a_page_that_a_message_names_is_there() -> None:
@@ -140,9 +164,11 @@ def test_the_site_opens_from_disk_and_its_search_finds_the_answers(tmp_path: Pat
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto((tmp_path / "site" / "index.html").as_uri())
         page.wait_for_url("**/tutorial.html")
-        for question in QUESTIONS:
+        for question, name in [*((question, "faq") for question in QUESTIONS), ("does not let us in", "errors")]:
             page.click(".md-search__button")
             page.fill("dialog[open] input", question)
-            page.wait_for_selector("dialog li:first-child a[href*='/faq.html?']")  # the first that is found
+            page.wait_for_selector(f"dialog li:first-child a[href*='/{name}.html?']")  # the first that is found
             page.reload()
+        page.goto((tmp_path / "site" / "design.html").as_uri())
+        assert page.eval_on_selector("img[src$='states.svg']", "image => image.naturalWidth") > 0
         assert said == [] and [url for url in asked if not url.startswith("file:")] == []

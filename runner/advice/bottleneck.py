@@ -1,4 +1,4 @@
-"""Where the time of a training's steps went, and what that calls for.  Knows the names that trainers give their times, not files nor runs.
+"""Where the time of a training's steps went, and what that calls for.
 
 A trainer tells seconds for each optimizer step: `time_step` for the whole, and parts of it, `time_data`, `time_model`, …; those that it has.
 """
@@ -49,7 +49,7 @@ class Judgement:
 
 
 def breakdown(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
-    """The parts of what a trainer told, one mapping a step; None where it told no times.
+    """The parts of what a trainer reported, one mapping a step; None where it reported no times.
 
     The first step is left out where more follow: what happens once, compiling and making room, is in it.
     """

@@ -372,7 +372,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """An earlier training on a GPU: its inputs, the last that it told, what its GPU is called, and where all that it told is kept."""
+    """An earlier training on a GPU: its inputs, its last reported metrics, the name of its GPU, and where all its metrics are kept."""
 
     inputs: Mapping[str, Any]
     told: Mapping[str, Any]
@@ -380,7 +380,7 @@ class _Past:
     kept: Path
 
     def number(self, *names: str) -> float | None:
-        """The first of these that was told as a number above 0."""
+        """The first of these that was reported as a number above 0."""
         for name in names:
             value = self.told.get(name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:

@@ -1,4 +1,4 @@
-"""GPUs as values: what each has, and how long it may compute at a training.  Knows the shape of recipes/hardware.yaml, and reads nothing."""
+"""GPUs as values: what each has, and how long it may compute at a training."""
 
 from __future__ import annotations
 

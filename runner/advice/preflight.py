@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 _HERE: Final = ("local", "loopback")  # drivers whose host is this machine
-_DEFAULT: Final = 1024  # tokens that `trl` keeps of a row unless told otherwise: trl/trainer/sft_config.py, max_length
+_DEFAULT: Final = 1024  # tokens that `trl` keeps of a row by default: trl/trainer/sft_config.py, max_length
 
 
 def check(

@@ -1,4 +1,4 @@
-"""Say in our words where a document is not what its schema wants.  Knows no document and no schema."""
+"""Say in our words where a document is not what its schema wants."""
 
 from __future__ import annotations
 

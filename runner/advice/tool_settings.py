@@ -1,7 +1,7 @@
-"""What a step tells its program, whatever the way: arguments, files that are written first, inputs; under one name for all tools.  Knows no tool.
+"""What a step tells its program, whatever the way: arguments, files that are written first, inputs; under one name for all tools.
 
 A value is looked up by our name for it (`save_every`), by a tool's own (`save_steps`), or by a path in its configuration file
-(`trainer.model.seq_len`, or the end of one, `model.seq_len`).  What the program is really told wins over what the recipe's inputs are called.
+(`trainer.model.seq_len`, or the end of one, `model.seq_len`).  What the program is really given wins over the names of the recipe's inputs.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
 
 
 def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = "") -> Iterator[Told]:
-    """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is told itself, too: that it is there."""
+    """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is listed itself, too: that it is there."""
     if isinstance(tree, Mapping):
         if at:
             yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at))

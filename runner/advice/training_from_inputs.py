@@ -1,4 +1,4 @@
-"""What a recipe's inputs say of its training, by the names that inputs of the library have.  Knows names and what our trainers do, not files."""
+"""What a recipe's inputs say of its training, by the names that inputs of the library have."""
 
 from __future__ import annotations
 

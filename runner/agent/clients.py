@@ -1,4 +1,4 @@
-"""Connections of clients to the agent.  Knows messages (a length of 4 bytes, little-endian, then fields joined by NUL), not what they mean."""
+"""Connections of clients to the agent.  A message is a length of 4 bytes, little-endian, then fields joined by NUL."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ class Ends:
     def __init__(self, slots: Slots) -> None:
         self.over: dict[bytes, bytes] = {}
         self._slots = slots
-        self._lines: list[bytes] = []  # to be told
+        self._lines: list[bytes] = []  # to be sent
         self._unwritten = b""
         self._spent: list[int] = []  # slots of jobs whose end is not on the disk yet
         self._journal, self.open_jobs = open_journal(self.over, REMEMBERED)
 
     @property
     def waiting(self) -> bool:
-        """Whether something is to be written or told."""
+        """Whether something is to be written or sent."""
         return bool(self._lines or self._unwritten)
 
     def settle(self, name: bytes, line: bytes, slot: int = -1) -> None:
@@ -41,11 +41,11 @@ class Ends:
             del self.over[next(iter(self.over))]
 
     def tell(self, line: bytes) -> None:
-        """Have a line told that is on the disk already, or has no place there."""
+        """Have a line sent that is on the disk already, or has no place there."""
         self._lines.append(line)
 
     def publish(self) -> bytes:
-        """Write what ended; what is to be told of it, also when the disk is full: then it is written as soon as there is room."""
+        """Write what ended; return what is to be sent of it, also when the disk is full: then it is written as soon as there is room."""
         self.write(b"")
         data = b"".join(self._lines)
         self._lines = []

@@ -1,7 +1,7 @@
 """Objects on a host: what is there, what arrives, and what may be used unread.  Every function runs in the root, and may run twice.
 
 objects/AB/NAME  an object: the SHA-256 in hex, `.x` behind it for an executable file, `.t` for a tree; AB its first two digits
-objects/AB/NAME.json  a tree's manifest, as its sender told it
+objects/AB/NAME.json  a tree's manifest, as its sender gave it
 seals/NAME       in which boot it was hashed, written after the last of its bytes: what is newer is read again before it is used
 used/NAME        when somebody last asked for it
 pieces/DIGEST    of a large file: the digests of its grains, with which a file that is built on it is compared; a hint, for the whole is hashed anyway

@@ -1,4 +1,4 @@
-"""One question on the stream of a client, the bytes that come with it and those that go back.  Knows frames, not what is asked for."""
+"""One question on the stream of a client, the bytes that come with it and those that go back."""
 
 from __future__ import annotations
 

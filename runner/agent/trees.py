@@ -1,4 +1,4 @@
-"""Trees on the disk of a host: what is in one, what its bytes are, and how one comes out of a tar.  Knows files, not objects or attempts."""
+"""Trees on the disk of a host: what is in one, what its bytes are, and how one comes out of a tar."""
 
 from __future__ import annotations
 

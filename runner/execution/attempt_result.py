@@ -1,4 +1,4 @@
-"""What an attempt leaves beside its outputs: how its end is told, its log, its metrics.  Knows exits and files, not what follows from them."""
+"""What an attempt leaves beside its outputs: the message of its end, its log, its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make one attempt of a step ready: its directory, its command and environment, from where it goes on.  Knows what a step is, not when it runs."""
+"""Make one attempt of a step ready: its directory, its command and environment, from where it goes on."""
 
 from __future__ import annotations
 

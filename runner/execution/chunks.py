@@ -46,7 +46,7 @@ class _Text:
 
 
 class Chunks:
-    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform is `told`."""
+    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform is `told` anything."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a run has to remember next, gathered into groups and stored together.  Knows the store and the listeners, not what the moves mean."""
+"""What a run has to remember next, gathered into groups and stored together."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
             return _Why("unwatched", f"the agent of this machine was killed {UNWATCHED} times while it ran")
     if reason == "exit":
         if where and exit.code == 127 and not image:
-            words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` tells what there is"
+            words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` shows what there is"
         if full := attempt_result.full(tail, await running.site.members[node].folder.free(), where):
             return _Why("disk", f"{words}: {full}")
     if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.site) and not running.stopped:

@@ -1,4 +1,4 @@
-"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off.  Knows names and hosts, not when steps run."""
+"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Orphans:
                 site = self.site_of(name)
                 where = (site.elsewhere if site is not None else "") or "this machine"
                 self.commits.say(
-                    f"{where} goes on with a job of {run.id}, a run that is gone; this run does not need it, and that one asked for again takes it up"
+                    f"{where} still runs a job of {run.id}, a run that is gone, and this run does not need it: start that one again to take it over"
                 )
             for name in names:
                 if name.partition(".")[0] not in going:

@@ -72,7 +72,7 @@ class Ticket(NamedTuple):
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
-    told: Mapping[str, object] = {}  # who is told of the run beside the receivers of the settings: `webhooks`, `job`
+    told: Mapping[str, object] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
     reach: Sequence[str] | None = None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
@@ -313,7 +313,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
         uploading.check(ws, found.plan, settings.upload)
     stood = as_it_stood(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
     if stood is None:
-        words = f"run {row.id} cannot go on: a step of it failed, or its recipe is another one by now"
+        words = f"run {row.id} cannot be resumed: a step of it failed, or its recipe has changed"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
     return work(ws, local, found, stood, settings, listener, since, handover=handover) is not None
 

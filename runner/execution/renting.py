@@ -62,7 +62,7 @@ def _save_in_time(work: Work) -> None:
     for site in work.host_pool.inventory.leaving():
         for running in work.running.values():
             if site in running.site.members and not running.stopped:
-                work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and goes on elsewhere")
+                work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and continues elsewhere")
                 running.stopped = True
                 work.beside(stop(running, site.notice))
 

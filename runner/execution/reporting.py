@@ -72,12 +72,12 @@ def no_points(ws: Workspace, run: str, fence: int = 0) -> str:
 
 
 def refused(run: str, words: str) -> Invalid:
-    """What a person is told of a run that got no points."""
+    """The message of a run that got no points."""
     return Invalid([Problem(POINTS, f"run {run} is not paid for: {words}", fix="`[hooks] spend` of recipe.toml names the program that refused")])
 
 
 def telemetry(ws: Workspace, run: str, found: Survey, say: Callable[[str], None]) -> Telemetry | None:
-    """What tells the platform of the metrics and logs of a run; None where it is not told."""
+    """Sends the metrics and logs of a run to the platform; None where none is set."""
     letters = ws.letters
     if letters is None or not (letters.metrics_url or letters.backend):
         return None

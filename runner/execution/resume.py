@@ -73,7 +73,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
         state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", WORKER_GONE)
         ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
     if wanted and (taken is None or taken.id != wanted):
-        raise Busy(f"run {wanted} cannot go on: its plan is another one by now, or somebody works on it", fix="`recipe retry` makes a new run of it")
+        raise Busy(f"run {wanted} cannot be resumed: its plan has changed, or a worker has it", fix="`recipe retry` makes a new run of it")
     return taken
 
 

@@ -1,4 +1,4 @@
-"""One path from a request to its end: survey, refuse what cannot work, submit, work, report.  `plan` is its first half.  Knows only the order."""
+"""One path from a request to its end: survey, refuse what cannot work, submit, work, report.  `plan` is its first half."""
 
 from __future__ import annotations
 

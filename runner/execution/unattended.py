@@ -40,7 +40,7 @@ def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callabl
     try:
         names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
         for name, site in elsewhere.items():
-            say(f"{site} may go on with {name}, a job of {row.id}: `recipe run` with the same driver takes it up, or ends it")
+            say(f"{site} may still run {name}, a job of {row.id}: `recipe run` with the same driver takes it over, or ends it")
         if names:
             asyncio.run(_end(ws, names))
         _close(ws, row, fence, state)

@@ -130,7 +130,7 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
 
 def _tried(do: Callable[[], int], listener: Listener) -> int:
     def told(error: Exception) -> None:
-        listener.say(f"the upload was cut off, and goes on in {PAUSE:g} s: {error}")
+        listener.say(f"the upload was cut off, and resumes in {PAUSE:g} s: {error}")
 
     try:
         return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), told=told)

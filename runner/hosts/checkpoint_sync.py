@@ -3,7 +3,7 @@
     a round: look there · what is closed and not here is brought into `.incoming`, examined, looked at again, renamed · old ones go, there and here
 
 A checkpoint here is the one there if all its files have the same sizes and times, so nothing has to be written down about what was copied.  A kill at
-any instant leaves at most something in `.incoming`, which the next round deletes.  Knows checkpoints as folders; how bytes travel is `Away`'s.
+any instant leaves at most something in `.incoming`, which the next round deletes.  `Away` transfers the bytes.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Round:
     brought: tuple[str, ...] = ()
     size: int = 0  # bytes that travelled
     seconds: float = 0.0
-    passed: tuple[tuple[str, str], ...] = ()  # (checkpoint, why it does not count), each told once
+    passed: tuple[tuple[str, str], ...] = ()  # (checkpoint, why it does not count), each shown once
     pruned: tuple[str, ...] = ()  # deleted there
-    warning: str = ""  # of a disk, told once until it is better
+    warning: str = ""  # of a disk, shown once until it is better
     problem: str = ""  # what kept it from being done; it is tried again
 
 
@@ -147,7 +147,7 @@ class CheckpointSync:
         return {state.name: await self._restore(state) for state in self._states}
 
     async def run(self) -> None:
-        """Rounds as often as the recipe says, until cancelled.  A round that fails is told, and tried again at the next."""
+        """Rounds as often as the recipe says, until cancelled.  A round that fails is reported, and tried again at the next."""
         async with asyncio.TaskGroup() as group:
             for state in self._states:
                 group.create_task(self._rounds(state))
@@ -355,7 +355,7 @@ class CheckpointPruner:
         self._level = 0
 
     def look(self) -> tuple[list[str], str]:
-        """Call it now and then: the names that were deleted, and words about the disk, told once until it is better.
+        """Call it now and then: the names that were deleted, and words about the disk, once until it is better.
 
         The newest counts only when it is as it was at the last look; one that is being written never takes the place of a whole one.
         """

@@ -1,7 +1,7 @@
 """Run jobs on a host, through its agent: begin them, hear of their ends, read what they print, end them.
 
 A start is a message written at once, and ends arrive as lines that turn into finished waits: nothing is asked twice, nothing is polled.  When the
-agent was killed, or the way to it broke, the next connection is told what the last may not have heard: an agent begins no job of one name twice.
+agent was killed, or the way to it broke, the next connection repeats what the last may not have carried: an agent begins no job of one name twice.
 
 How the agent is reached is a `Line`: on this machine its socket, elsewhere a `Stream` to the program that it has there for clients.
 """
@@ -267,7 +267,7 @@ class Client:
             self._tries += 1
 
     def _reconnect(self) -> None:
-        with suppress(DriverError):  # told to those who wait
+        with suppress(DriverError):  # raised where they wait
             self._connect()
 
     def _fail(self, error: DriverError, now: float | None) -> None:
@@ -296,7 +296,7 @@ class Client:
         self._received.clear()
 
     def _lost(self, error: DriverError | None) -> None:
-        """The agent was killed or was just leaving, or the way to it broke.  The next connection is told what this one may not have heard."""
+        """The agent was killed or was just leaving, or the way to it broke.  The next connection repeats what this one may not have carried."""
         greeted = self._greeted
         self._disconnect()
         if error is not None and not isinstance(error, Unreachable):

@@ -83,7 +83,7 @@ class Collector:
 
     async def remains(self) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
-        with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be told
+        with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be shown
             found, others = await self._depot.remains(self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
             for name, data in found.items():
                 _leave(self._errand.attempt.path, name, data)

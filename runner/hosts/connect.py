@@ -1,4 +1,4 @@
-"""A host that was given to us becomes a place: it is asked what it has, and the streams and the store of ours are opened there.  Knows no leases."""
+"""A host that was given to us becomes a place: it is asked what it has, and the streams and the store of ours are opened there."""
 
 from __future__ import annotations
 

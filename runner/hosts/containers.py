@@ -1,4 +1,4 @@
-"""Run a step's command in a container: find Docker or Podman on a host, make its image be there, wrap the Command.  Knows engines, not steps or keys.
+"""Run a step's command in a container: find Docker or Podman on a host, make its image be there, wrap the Command.
 
 A wrapped Command is an ordinary one: any host starts, waits for and stops it.  What it runs is a small supervising script (POSIX sh, `_RUN`) and
 beside it, in a session of its own, a guard (`_GUARD`):
@@ -206,7 +206,7 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str,
         gpus = "cdi" if facts.get("cdi") == "yes" else ""
         version = str(info["version"]["Version"])
         init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and _at_least(version, (4, 8)))  # which looks for catatonit in more places
-    # A rootless Docker has its user as root inside; a rootless Podman keeps the number, which it is told by a flag.
+    # A rootless Docker has its user as root inside; a rootless Podman keeps the number, by a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
 
@@ -280,7 +280,7 @@ async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> st
 
 
 def _full_name(image: str) -> str:
-    """An image's name as Docker understands it: Podman may have been told of no registry for short names."""
+    """An image's name as Docker understands it: Podman may have no registry for short names."""
     first, slash, _ = image.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return image
@@ -418,7 +418,7 @@ def _name(attempt: str) -> str:
 
 
 def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
-    """The environment of the client, and what `--env` is told: names, whose values are taken from there; `NAME=value` for those it reads itself."""
+    """The environment of the client, and the words of `--env`: names, whose values are taken from there; `NAME=value` for those it reads itself."""
     own = {name: value for name, value in engine.env.items() if name in _CLIENT}
     env, named = dict(own), []
     for name, value in command.env.items():

@@ -1,7 +1,4 @@
-"""Brings files and trees home from one host, which is not trusted: names are checked before anything is written, sizes counted, every byte hashed.
-
-Knows what is to come by its digests, not who asked for it.
-"""
+"""Brings files and trees home from one host, which is not trusted: names are checked before anything is written, sizes counted, every byte hashed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python environment from a lock, of a version of Python, or both: made once.  Knows where it is; the builder, a program on the host, makes it.
+"""A Python environment from a lock, of a version of Python, or both: made once.  The builder, a program on the host, makes it.
 
 A hash-pinned requirements file goes there as it is; a pylock.toml (PEP 751) and a uv.lock are first written as one, since few pips read them.
 """

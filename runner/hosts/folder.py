@@ -1,4 +1,4 @@
-"""Our folder on a host: directories that are no attempt's, notes, and which outputs lie there.  Knows paths and contents, not steps."""
+"""Our folder on a host: directories that are no attempt's, notes, and which outputs lie there."""
 
 from __future__ import annotations
 

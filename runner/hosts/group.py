@@ -1,4 +1,4 @@
-"""Several hosts as one place: an attempt there is one on each of them, which begin together and end together.  Knows hosts, not steps or keys.
+"""Several hosts as one place: an attempt there is one on each of them, which begin together and end together.
 
 Node 0 is the attempt: its outputs, its metrics and its log are taken.  The others have a directory and a log of their own, `NAME.1` and so on.
 """
@@ -142,7 +142,7 @@ class Group(Site):
         await self._stop(job.key, grace, range(len(self._members)))
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """The end of all of them.  One that ended badly ends the others, before it is told."""
+        """The end of all of them.  One that ended badly ends the others, before it is returned."""
         ends = await together(each.host.wait(Job(f"{job.key}.{rank}"), patience) for rank, each in enumerate(self._members))
         over = {rank: exit for rank, exit in enumerate(ends) if exit is not None}
         if all(_good(exit) for exit in over.values()):

@@ -1,4 +1,4 @@
-"""The head of a stack: a server that is there already, and node 0 of every step of several nodes.  Knows settings and hosts, no leases."""
+"""The head of a stack: a server that is there already, and node 0 of every step of several nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands around the steps of a run: setup once per host, health while it runs, cleanup at its end.  Knows jobs and markers, not what steps need.
+"""Commands around the steps of a run: setup once per host, health while it runs, cleanup at its end.
 
 A chore runs in an empty directory of its own with the environment of a step; `inputs` and `host` are in scope.  That a setup was done is a note named
 by the digest of its commands below our root on that host (here `.recipe/setup/DIGEST`), so that every host does it once, and again when it changes.
@@ -59,7 +59,7 @@ class Hooks:
             await self.site.folder.note(note)
 
     async def cleanup(self) -> list[str]:
-        """Do what is always done at the end; what failed is told, not raised."""
+        """Do what is always done at the end; what failed is reported, not raised."""
         problems = []
         for command in self._settings.cleanup:
             try:
@@ -96,7 +96,7 @@ class Hooks:
         files: Mapping[str, bytes] = NO_FILES,
         hear: Callable[[bytes], None] | None = None,
     ) -> tuple[Exit, str]:
-        """Run one command to its end: how it ended, and the last of what it printed, indented.  `hear` is told each line soon after it is printed."""
+        """Run one command to its end: its exit, and the end of its output, indented.  `hear` is called with each line soon after it is printed."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")

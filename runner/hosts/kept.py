@@ -1,4 +1,4 @@
-"""Leases with machines that are kept: made once for a stack, started for a run and stopped after it.  Knows drivers and the ledger, no steps.
+"""Leases with machines that are kept: made once for a stack, started for a run and stopped after it.
 
 Two rows stand for a kept machine.  Its own is there from before it is ordered until it is gone, at the price of its disk.  Each use of it, from its
 start until it is stopped, is a lease of a run at the rest of the price: intent, effect, record and proof are those of any lease, with start and stop
@@ -214,7 +214,7 @@ class KeptLeases(Leases):
     def hand_over(self, row: LeaseRow) -> None:
         """Leave the machine of a use running, for the next run."""
         self.ledger.succeed(row, os.urandom(8).hex(), "", "", self.workspace)
-        self.heard("UP", row._replace(state="GONE", reason="the machine goes on running"))
+        self.heard("UP", row._replace(state="GONE", reason="the machine keeps running"))
 
     async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
         """What the provider says of a kept machine.  Raises DriverError."""

@@ -1,4 +1,4 @@
-"""Turn a node's spec into what is run: files to write, argv, environment.  Knows templates and `accelerate`, not hosts or stores."""
+"""Turn a node's spec into what is run: files to write, argv, environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done for leases beside a run: they are renewed, watched, and asked for again until they are given back.  Knows no steps."""
+"""What is done for leases beside a run: they are renewed, watched, and asked for again until they are given back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .sites import Site
 AGAIN: Final = 20.0
 """Seconds until a machine that was not given back is given back once more."""
 ALARM: Final = 600.0
-"""Seconds after which a person is told of one that is there still."""
+"""Seconds after which the run warns of one that is there still."""
 LOOK: Final = 300.0
 """Seconds between two looks at what other runs left, while a run goes on."""
 NOTICED: Final = 5.0

@@ -1,4 +1,4 @@
-"""Leases on machines: the only caller of a driver's `acquire`, `release` and `leases`.  Knows drivers and the ledger, not hosts' work or steps.
+"""Leases on machines: the only caller of a driver's `acquire`, `release` and `leases`.
 
 Every rent is an intent, its effect, a record, and a proof: the row in the ledger comes first, so that a machine is known before it is there; an order
 whose reply is lost or cannot be read is looked for in two listings before anything else is rented; a lease is GONE only once nothing is billed.
@@ -99,7 +99,7 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
 
 
 def patient(tries: int) -> Policy:
-    """A policy for calls of a driver: what was asked too often waits as long as it is told, what did not get through waits longer each time."""
+    """A policy for calls of a driver: what was throttled waits as long as the provider says, what did not get through waits longer each time."""
 
     def policy(error: Exception, tried: int) -> float | None:
         if isinstance(error, Throttled):

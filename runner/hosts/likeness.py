@@ -18,7 +18,7 @@ from .wire import LONGEST_ANSWER, Wire, words_of
 _MANIFESTS = 8
 _WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
 _ASKED = 4  # older ones of which we do not know what they hold, at most
-_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one is told to be like another
+_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one counts as like another
 _ALIKE = 2  # of them the same, at least
 
 
@@ -77,7 +77,7 @@ class Likeness:
                 cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _manifest(self, name: str) -> Sequence[Entry]:
-        """What a tree that the host has holds; nothing when that cannot be told."""
+        """What a tree that the host has holds; nothing when that is unknown."""
         content = f"t:{name[:64]}"
         if (known := self._manifests.get(content)) is None:
             known = self.recall(content)

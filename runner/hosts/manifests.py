@@ -1,4 +1,4 @@
-"""Names of objects on a host, and manifests that a host has told: those are believed only as far as they stay inside.  Touches no disk."""
+"""Names of objects on a host, and manifests that a host has sent: those are believed only as far as they stay inside.  Touches no disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folders(manifest: Iterable[Entry]) -> list[str]:
 
 
 def untrusted(entries: Sequence[Entry]) -> str:
-    """What is wrong with a manifest that a host has told, in words; empty when it may be made here."""
+    """What is wrong with a manifest that a host has sent, in words; empty when it may be made here."""
     kinds = {entry.path: entry.kind for entry in entries}
     if len(kinds) != len(entries):
         return "a name comes twice"

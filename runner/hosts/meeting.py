@@ -1,6 +1,6 @@
 """Nodes that are to work together, before their command begins: a port on the first, whether they reach each other, what of theirs must be alike.
 
-Knows hosts and interpreters, not what will run.  On every node a program listens and says what it has; then each dials all the others.
+On every node a program listens and says what it has; then each dials all the others.
 """
 
 from __future__ import annotations

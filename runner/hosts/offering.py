@@ -1,4 +1,4 @@
-"""What providers would rent for a need, and which of it would be taken.  Rents nothing.  Knows drivers and needs, no steps."""
+"""What providers would rent for a need, and which of it would be taken.  Rents nothing."""
 
 from __future__ import annotations
 

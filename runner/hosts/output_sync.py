@@ -1,4 +1,4 @@
-"""Brings outputs home while their step still runs, to be looked at: those that say `sync`.  Knows a depot, not what becomes of a step.
+"""Brings outputs home while their step still runs, to be looked at: those that say `sync`.
 
 A copy may be of a moment in the middle of a write.  Nothing but eyes reads it: the output itself is taken when the step is over.
 """
@@ -33,7 +33,7 @@ class Synced(NamedTuple):
 async def follow(depot: Depot, there: str, here: str, partial: str, outputs: Sequence[Synced], say: Callable[[str], None]) -> None:
     """Bring `outputs` of the attempt at `there` into the directory `here`, until cancelled.  `partial` is a path of ours on the same disk as `here`.
 
-    Each is told of once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
+    Each is shown once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
     """
     had: dict[str, str] = {}
     due = {output: time.monotonic() + output.every for output in outputs}

@@ -400,7 +400,7 @@ class HostPool:
 
     @contextlib.contextmanager
     def _usable(self, offer: Offer) -> Iterator[None]:
-        """A machine that lets us in and can do nothing for us is told with what to do."""
+        """A machine that lets us in and can do nothing for us is an error that says what to do."""
         try:
             yield
         except Rejected as error:

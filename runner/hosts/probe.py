@@ -1,4 +1,4 @@
-"""What a host has and lacks for our steps, and what to do about it: one script for there, read into findings.  Knows no driver by name.
+"""What a host has and lacks for our steps, and what to do about it: one script for there, read into findings.
 
 Asked over `Host.call` alone, and read as the lines of a stranger: what makes no sense is left out, and what is shown is made printable.
 """
@@ -139,7 +139,7 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
 
 def _refused(error: DriverError) -> Finding:
     advice = {
-        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port tells more",
+        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more",
         Denied: "",
     }
     if isinstance(error, NoCapacity):

@@ -1,4 +1,4 @@
-"""Attempt directories that are done with, to be used again.  Knows names and inodes, not what an attempt is for.
+"""Attempt directories that are done with, to be used again.
 
 File systems make and forget inodes far slower than they rename them: ext4 looks through everything that was deleted in the last minutes before it
 gives out an inode, so a run that makes and deletes seven of them a step gets slower with every step.  A spare keeps its folders and its files; the

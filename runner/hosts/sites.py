@@ -1,4 +1,4 @@
-"""Where attempts run: hosts, what they have room for, and how an attempt runs there.  Knows contents, not order or keys.
+"""Where attempts run: hosts, what they have room for, and how an attempt runs there.
 
 `Site.carry` is the one way to run an attempt: make it ready, start it, wait, take what it made.  A place that shares our disk runs it where it is;
 one with a disk of its own is an `Away`.

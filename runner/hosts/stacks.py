@@ -1,4 +1,4 @@
-"""Stacks: places to run by name.  One run at a time uses a stack; the others wait.  Knows settings, locks and leases, not steps."""
+"""Stacks: places to run by name.  One run at a time uses a stack; the others wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make an attempt directory and take its results.  Knows paths and contents, not commands, keys or runs.
+"""Make an attempt directory and take its results.
 
 An attempt sees what its step declared, under the same relative names on every driver: code and small files as copies, large files and trees as links.
 """
@@ -139,7 +139,7 @@ class Attempt:
         if changed:
             return f"it changed its input {changed[0]}"
         changed = [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
-        return f"it, or somebody meanwhile, changed its input {changed[0]}" if changed else ""
+        return f"it, or another process meanwhile, changed its input {changed[0]}" if changed else ""
 
     def stale(self, cache: DigestCache) -> list[str]:
         """Sources that are no longer, or were not, what the key says: what the step read is not certain."""

@@ -1,7 +1,4 @@
-"""The state of an attempt on several nodes is what all of them wrote: one folder here, the whole of it on each before it goes on.
-
-Knows files below a folder on several hosts, not checkpoints.
-"""
+"""The state of an attempt on several nodes is what all of them wrote: one folder here, the whole of it on each before it goes on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A stream to the agent of one host, over `Host.call`: the agent's program is put there if it is not there yet, in the same call.
 
-Knows frames, not what they mean.  See `agent/attach.py` for the other end.
+See `agent/attach.py` for the other end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Move contents between here and one host, and know what that host keeps of ours.  Knows content ids, manifests and `Host.call`, not steps or keys.
+"""Move contents between here and one host, and know what that host keeps of ours.
 
 A `Depot` is the other end of the object store: the same names below its root on the host, made there from what is sent (`sending`), hashed there
 before anybody uses it, and brought home from there (`fetching`).

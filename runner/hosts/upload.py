@@ -1,4 +1,4 @@
-"""Sends contents to one host: what is not there yet, and again what did not arrive.  Knows manifests and chunks, not who needs them.
+"""Sends contents to one host: what is not there yet, and again what did not arrive.
 
 What travels is compared with what is there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
 connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name

@@ -1,4 +1,4 @@
-"""Asks the agent of one host about files and has its answers whole.  Knows how to ask again, not what the questions are for.
+"""Asks the agent of one host about files and has its answers whole.
 
 A connection may break at any byte, and bytes may come wrong: an answer counts when it came as it was sent.  So every question may be asked twice.
 """
@@ -293,7 +293,7 @@ class Wire:
 
     @contextlib.contextmanager
     def measured(self, what: str, total: int) -> Iterator[Meter]:
-        """A transfer of so many bytes, told of while it goes on."""
+        """A transfer of so many bytes, with its progress."""
         meter = Meter(what, total, self._progress)
         begun = time.monotonic()
         yield meter

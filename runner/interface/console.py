@@ -1,4 +1,4 @@
-"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.  Knows what moves mean, not what caused them.
+"""Show a run to its user: live on a terminal, plain lines in a pipe, JSON for programs.
 
 All three hear the same moves (`execution.terms.Listener`).  Progress goes to stderr, results to stdout.  A listener never stops a run: a stream
 that is closed or full is left alone from then on.
@@ -510,7 +510,7 @@ class _Story:
             if note := data.get("note"):
                 told.append((f"{name}: {named(str(note))}", "odd"))
             if data.get("adopted"):
-                told.append((f"{name}: was left running, goes on", "odd"))
+                told.append((f"{name}: was left running, continues", "odd"))
             if self._verbose:
                 where = f" on {shown(str(site))}" if (site := data.get("site")) else ""
                 told.append((f"{name}: started{where}", "dim"))
@@ -519,7 +519,7 @@ class _Story:
             return told
         if before == "RUNNING":
             if event.reason == "stopped":
-                return [(f"{name}: stopped, goes on later", "odd")]
+                return [(f"{name}: stopped, continues later", "odd")]
             if event.reason in ("busy", "orphaned"):  # it never began, or is looked for
                 return []
             number = self._tries[event.id] = self._tries.get(event.id, 0) + 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -210,8 +211,8 @@ def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
 # -- as Markdown ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def markdown(sheet: Sheet) -> list[str]:
-    """A section of a page that shows several."""
+def markdown(sheet: Sheet, shared: Collection[tuple[str, ...]]) -> list[str]:
+    """A section of a page that shows several.  Of inputs that are `shared`, the names."""
     recipe = sheet.recipe
     lines = [f"## {recipe.id}", "", f"**{_cell(recipe.summary)}.**"]
     if recipe.doc:
@@ -219,19 +220,37 @@ def markdown(sheet: Sheet) -> list[str]:
     for title, rows in _sections(sheet):
         if title == _LONG:  # what it took where the page was written says nothing about where it is read
             continue
-        lines += ["", f"### {title[:1].upper()}{title[1:]}", "", "| | |", "|---|---|"]
-        lines += [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
+        lines += ["", f"### {title[:1].upper()}{title[1:]}", "", *_table(row for row in rows if row not in shared)]
+        if names := [f"`{row[0]}`" for row in rows if row in shared]:
+            lines += ["", f"And [those of several recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}"]
     return lines
 
 
+def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
+    return ["| | |", "|---|---|", *lines] if lines else []
+
+
+def _inputs(recipe: Recipe) -> list[tuple[str, ...]]:
+    return [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
+
+
 def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
-    """`page` with what stands between its markers written anew: a table of the recipes, and a section for each."""
+    """`page` with what stands between its markers written anew: a table of the recipes, the inputs of several of them, and a section for each."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     recipes = [sheet.recipe for sheet in sheets]
     lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
+    having: dict[tuple[str, ...], list[str]] = {}
+    for each in recipes:
+        for row in _inputs(each):
+            having.setdefault(row, []).append(each.id)
+    shared = sorted(row for row, ids in having.items() if len(ids) > 1)
+    names = Counter(name for name, *_ in shared)
+    lines += ["", f"## {_SHARED}", "", "Where an input is listed more than once, each line says of which recipes.", ""]
+    lines += _table((*row, f"({', '.join(having[row])})" if names[row[0]] > 1 else "") for row in shared)
     for sheet in sheets:
-        lines += ["", *markdown(sheet)]
+        lines += ["", *markdown(sheet, shared)]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 
@@ -243,6 +262,7 @@ def _cell(words: str) -> str:
 
 _LONG: Final = "how long, how much"
 _BARE: Final = "no preset"
+_SHARED: Final = "Inputs of several recipes"
 
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
@@ -251,7 +271,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in choices(recipe)]
     yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
-        yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
+        yield "inputs", _inputs(recipe)
     if recipe.presets:
         yield "presets", [(preset.name, _preset(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]

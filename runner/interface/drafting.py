@@ -214,7 +214,7 @@ def _value(option: Option, names: dict[str, str], script: Script) -> str:
 
 
 def _latest(script: Script, names: dict[str, str] | None = None) -> str:
-    """The folder of checkpoints whose newest can be told; empty where there is none, or nothing resumes from it."""
+    """The folder of checkpoints whose newest can be found; empty where there is none, or nothing resumes from it."""
     if not any(option.role == "resume" for option in script.options):
         return ""
     state = next((option.name for option in script.options if option.role == "state" and option.pattern), "")

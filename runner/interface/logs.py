@@ -1,4 +1,4 @@
-"""Give out what the steps of a run printed: kept logs, and those still being written, followed by offset.  Knows files and events, not command lines.
+"""Give out what the steps of a run printed: kept logs, and those still being written, followed by offset.
 
 What is kept was masked when it was kept.  A log that is being written was not: it is masked here, by the values that the step's secrets have in this
 process's environment, and not shown at all when one of them is not set.

@@ -1,6 +1,6 @@
 """Read what a training script takes, reads and writes, from its syntax alone.  Never runs it; knows argparse and common ways to name a file, no more.
 
-What `script_declared` reads are options, too.  What a path is for is told by what the script does with it (`open(args.data)`,
+What `script_declared` reads are options, too.  What a path is for follows from what the script does with it (`open(args.data)`,
 `torch.save(model, args.out)`, `args.cache.mkdir()`), and where it does nothing that is known, by its name.  What is not understood is said in
 `Script.notes`, never guessed.
 """

@@ -1,4 +1,4 @@
-"""Tables as text: columns in line for people, Markdown, CSV.  Knows rows of cells, not what they mean."""
+"""Tables as text: columns in line for people, Markdown, CSV."""
 
 from __future__ import annotations
 

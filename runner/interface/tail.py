@@ -178,7 +178,7 @@ class MetricsTail:
         return self.values.get("max_steps", self.values.get("total_steps", self._total))
 
     def left(self, now: float) -> float | None:
-        """Seconds until the last step, at the pace we have seen; None while that cannot be told."""
+        """Seconds until the last step, at the pace we have seen; None while that is unknown."""
         most = self.total
         if most is None or self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None

@@ -1,4 +1,4 @@
-"""Bind a recipe's inputs: typed values from what the caller gave, presets and defaults, or every problem at once.  Knows no disk and no plan.
+"""Bind a recipe's inputs: typed values from what the caller gave, presets and defaults, or every problem at once.
 
 `a.b` as the name of what was given sets a part of the object `a`, whatever gives the rest of it.
 
@@ -186,7 +186,7 @@ class _Binder:
             try:
                 needs[name] = set(mentioned(tree)) & inputs.keys() if path else set()
             except TemplateError:
-                needs[name] = set()  # told when the value is made
+                needs[name] = set()  # an error when the value is made
         names, circle = ordered(needs)
         for name in names:
             if needs[name] <= self.values.keys():

@@ -1,4 +1,4 @@
-"""Which words of a command are read again as source.  Knows commands by name, not how a script is spelled.
+"""Which words of a command are read again as source.
 
 The shell's own commands that read a word again (`eval`, `unset`, `test -v`, `let`, …) allow no value there, or only a number.  What a script hands to
 another interpreter (`sh -c`, `python -c`, `ssh`, `| sh`) is its author's: that is a warning.

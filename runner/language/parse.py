@@ -1,4 +1,4 @@
-"""Turn a document into a Recipe, or into every problem of shape and meaning that one file can show.  Knows no other file.
+"""Turn a document into a Recipe, or into every problem of shape and meaning that one file can show.
 
 What needs a plan (edges, cycles of steps, output paths as rendered, names inside commands) is found where plans are made.
 """

@@ -1,4 +1,4 @@
-"""Recipe and its parts as values.  Knows the shape of a recipe after its YAML was validated, not what a template means nor where a step runs.
+"""Recipe and its parts as values.
 
 Leaves that may hold a template stay as written (`Leaf`); everything else is parsed: durations are seconds, sizes are bytes.
 `Step.origin` is the path of the step in the document, so that `document.locate(origin + …)` can point at any of its parts.

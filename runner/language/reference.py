@@ -1,4 +1,4 @@
-"""Write the language reference, as Markdown, from the descriptions in the schema.  Knows nothing of what the words mean."""
+"""Write the language reference, as Markdown, from the descriptions in the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check a document against the schema of the language, in our own words, every problem at once.  Knows no meaning beyond the schema.
+"""Check a document against the schema of the language, in our own words, every problem at once.
 
 jsonschema finds what is wrong; nothing of its prose is shown, and nothing is ever fetched for a `$ref`.
 What most steps consist of is recognised without it, because it costs half a millisecond a step and there may be 100,000 of them.

@@ -1,4 +1,4 @@
-"""Decide where in a shell script a value can stand, and which commands would read it as source.  Knows words, not how they are read.
+"""Decide where in a shell script a value can stand, and which commands would read it as source.
 
 The reader fills a `Frame` as it goes through a list of commands, and calls `Values` at each expression, word and command.
 """

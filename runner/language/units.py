@@ -1,4 +1,4 @@
-"""Sizes, durations and money as people write them, and their one canonical text.  Knows nothing of recipes.
+"""Sizes, durations and money as people write them, and their one canonical text.
 
 `GB` is 10⁹ bytes and `GiB` is 2³⁰, as on the box of a card and as in `free -h`.
 A number without its unit is refused: its meaning is not agreed on.

@@ -1,4 +1,4 @@
-"""Put drafts together into a Plan: who makes what, in which order, what is published.  Knows no templates but those of the recipe's outputs."""
+"""Put drafts together into a Plan: who makes what, in which order, what is published."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _NAN: Final = r"\bloss(?: is| was|=|:)? ?(?:nan|[-+]?inf(?:inity)?)\b|returned n
 LONG: Final = 20
 """So many times the median step without a step is a training that stands still."""
 FEW: Final = 5
-"""Steps from which a median can be told."""
+"""Steps from which there is a median."""
 LEAST: Final = 60.0
 """Seconds without a step that mean nothing."""
 
@@ -41,5 +41,5 @@ def of_exit(reason: str, said: str) -> str:
 
 
 def is_stalled(steps: Sequence[float], silent: float) -> bool:
-    """Whether a training whose `steps` took so many seconds stands still, when the last was told `silent` seconds ago."""
+    """Whether a training whose `steps` took so many seconds stands still, when the last was reported `silent` seconds ago."""
     return len(steps) >= FEW and silent > max(LEAST, LONG * median(steps))

@@ -1,7 +1,7 @@
 """The id of a matrix instance as it is stored, `tokenize[file=a%2Fb]`, and as people read and type it, `tokenize[file=a/b]`.
 
 An id is one word of printable ASCII in the store, in events and in names of files.  Commas, equals signs, brackets, percent signs and spaces inside a
-value stay escaped for people, too, so that the two forms can be told apart and changed into each other.
+value stay escaped for people, too, so that the two forms differ and can be changed into each other.
 """
 
 from __future__ import annotations

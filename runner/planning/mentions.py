@@ -1,7 +1,4 @@
-"""What the text of steps says about their order, before anything is rendered: the steps that templates name, and paths that meet.
-
-Knows a recipe as it was written, not its inputs, nodes or keys.
-"""
+"""What the text of steps says about their order, before anything is rendered: the steps that templates name, and paths that meet."""
 
 from __future__ import annotations
 

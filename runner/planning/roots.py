@@ -1,6 +1,6 @@
 """Where the paths that a recipe names begin: at the root of its workspace, or, those with `./` or `../` in front, in its own folder.
 
-A recipe of the library, or one from outside the workspace, has no root but its own folder.  Knows text, not the disk.
+A recipe of the library, or one from outside the workspace, has no root but its own folder.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def word(run: str, *, reason: str, steps: Collection[tuple[str, str]], leases: C
 class Scheduler:
     """The decisions of one run.
 
-    `states` and `attempts` are what the store remembers; a RUNNING step stays so until `end` is told.  `opening` holds the moves that follow.
+    `states` and `attempts` are what the store remembers; a RUNNING step stays so until `end` is called.  `opening` holds the moves that follow.
     A plan without cycles, and needs that exist, are the caller's promise (`priorities` checks the first).
     """
 
@@ -574,7 +574,7 @@ class _Node:
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []
         self.replace(task)
-        self.passed = self.passes  # what the steps below have been told
+        self.passed = self.passes  # what the steps below were decided by
 
     def replace(self, task: Task) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""The secrets of a plan: what they are set to in an environment.  Knows where secrets come from, not where they might be shown."""
+"""The secrets of a plan: what they are set to in an environment."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ LOOK: Final = 1.0
 FAR_LOOK: Final = 3.0
 """Seconds between two looks where the runs are in a database that many share."""
 AT_ONCE: Final = 8
-"""Receivers that are told at the same time."""
+"""Receivers that are served at the same time."""
 
 _log = Log("reports")
 
@@ -111,7 +111,7 @@ class Delivery(Thread):
             self._settle(outbox, 0.05 if now or self._over.is_set() else look if due is None else min(look, due))
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
-        """Have the receivers that are free told what is due."""
+        """Send what is due to the receivers that are free."""
         by_receiver: dict[str, list[tuple[Waiting, Try]]] = defaultdict(list)
         rows: dict[str, RunRow | None] = {}
         for letter in outbox.take(receivers.known, self._busy):

@@ -1,4 +1,4 @@
-"""The program of `[hooks] spend`: asked before a run costs anything, and told what it cost.  JSON on its standard input, an exit status back.
+"""The program of `[hooks] spend`: asked before a run costs anything, and given what it cost.  JSON on its standard input, an exit status back.
 
 It may be asked twice for the same `id`, which is its key: what was reserved, charged or refunded under it already is not done again.
 """

@@ -1,4 +1,4 @@
-"""How each kind of receiver is told: webhooks, the training platform, chats, the program of `[hooks] spend`."""
+"""How messages are sent to each kind of receiver: webhooks, the training platform, chats, the program of `[hooks] spend`."""
 
 from __future__ import annotations
 

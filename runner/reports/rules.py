@@ -1,4 +1,4 @@
-"""What is worth an alert about a run that works: rules as data, and a look at what they judge.  Each is told once a run."""
+"""What is worth an alert about a run that works: rules as data, and a look at what they judge.  Each is sent once a run."""
 
 from __future__ import annotations
 

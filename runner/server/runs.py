@@ -38,7 +38,7 @@ _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
 class Hook(BaseModel):
-    """An address that is told of the run, by Standard Webhooks."""
+    """An address that gets reports of the run, by Standard Webhooks."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -369,5 +369,5 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
 
 
 def _told(row: RunRow) -> Mapping[str, object]:
-    """Who was told of a run, and is told of its retry."""
+    """Who got reports of a run, and gets those of its retry."""
     return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}

@@ -1,4 +1,4 @@
-"""Whether one file of a checkpoint is whole, as far as its form shows.  Knows file formats, not trainers; unpickles nothing.
+"""Whether one file of a checkpoint is whole, as far as its form shows.  Unpickles nothing.
 
 What a form cannot show it does not claim: a file of an unknown kind is whole if it is not empty, and a flipped bit in the middle of a safetensors
 file is found only where somebody wrote down a digest.
@@ -148,7 +148,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
             local = file.read(30)
             if len(local) < 30 or not local.startswith(b"PK\x03\x04"):
                 return "is a zip archive whose directory is wrong"
-            # torch can be told to write no checksums: all are zero then.
+            # torch can be set to write no checksums: all are zero then.
             if thorough and checksum and stored:
                 file.seek(sum(struct.unpack("<HH", local[26:30])), os.SEEK_CUR)
                 if _crc(file, stored) != checksum:

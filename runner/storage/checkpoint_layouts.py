@@ -1,4 +1,4 @@
-"""Which trainer wrote a checkpoint, with how many processes, at which step, and what of it is missing.  Knows names of files, not their bytes.
+"""Which trainer wrote a checkpoint, with how many processes, at which step, and what of it is missing.
 
 Each layout lists what its trainer needs to go on in the same bits.  A folder in no known layout misses nothing that could be named.
 """

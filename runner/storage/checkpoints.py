@@ -6,7 +6,7 @@
 
 A state key is a step's key without its `continues` values.  An attempt gets the newest generation made under values not above the asked ones and by
 as many processes, else a new one: a 2,000-step checkpoint is never taken for a 1,000-step one, nor one of two processes for one of one, and neither
-is lost.  Knows folders; what is in their files is told by `formats`, whose they are by `layouts`.
+is lost.  `checkpoint_files` examines their files, `checkpoint_layouts` finds their trainer.
 """
 
 from __future__ import annotations
@@ -219,9 +219,9 @@ def best(path: Path) -> str:
 
 
 def went_back(restored: int | None, first: int | None) -> str:
-    """Whether a training that resumed from step `restored` told `first` as its first step: words if it began before that, else empty.
+    """Whether a training that resumed from step `restored` reported `first` as its first step: words if it began before that, else empty.
 
-    The step of the checkpoint itself may be told again (some count from zero, some evaluate before they train); one before it may not.
+    The step of the checkpoint itself may be reported again (some count from zero, some evaluate before they train); one before it may not.
     """
     if restored is None or first is None or first >= restored:
         return ""

@@ -1,4 +1,4 @@
-"""Die at a named point when the environment asks for it, so that tests can show what a kill -9 leaves behind.  Knows no reason to.
+"""Die at a named point when the environment asks for it, so that tests can show what a kill -9 leaves behind.
 
 `RECIPE_CRASH_AT=group-written:3` ends this process with SIGKILL the third time it passes that point.
 """

@@ -1,4 +1,4 @@
-"""An SQLite file of ours: opened, examined, migrated, written in transactions.  Knows no table: those are the migrations of its `Kind`.
+"""An SQLite file of ours: opened, examined, migrated, written in transactions.  The tables are the migrations of its `Kind`.
 
 One journal mode for everybody, rollback with TRUNCATE and FULL: the write-ahead log of SQLite before 3.51.3 can be corrupted by two writers, and
 groups make the difference small.  A `Database` is used by one thread at a time, and never across a fork.

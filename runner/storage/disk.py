@@ -1,4 +1,4 @@
-"""Files and trees on this disk: copied, linked, renamed, deleted and written out, and what the file system says of them.  Knows no contents."""
+"""Files and trees on this disk: copied, linked, renamed, deleted and written out, and what the file system says of them."""
 
 from __future__ import annotations
 

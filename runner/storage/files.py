@@ -1,4 +1,4 @@
-"""Say what a path holds, as a content id, without reading it twice.  Knows stat and SHA-256, not what a path is for.
+"""Say what a path holds, as a content id, without reading it twice.
 
 A content id is `f:<sha256>` for a plain file, `x:<sha256>` for an executable one, `t:<sha256>` for a tree.  A tree's digest is that of its
 sorted entries: files, links that stay inside it, and empty directories; owners, times and other permissions are not content.

@@ -1,4 +1,4 @@
-"""Decide what of a store is not needed any more, and delete it.  Knows what refers to what, not when to do this.
+"""Decide what of a store is not needed any more, and delete it.
 
 Kept are: runs that wait or are worked on, the last `keep_runs` and those of the last `keep_days` days; traces of the last `keep_days` days, the
 newest of every step, those of steps in kept runs, all of a recipe that is running now, and those of published files; the objects of kept traces, of

@@ -1,4 +1,4 @@
-"""Code pinned by commit: `{git: URL, commit: 40 hex, at: DIR}`.  Knows git's command line, not steps."""
+"""Code pinned by commit: `{git: URL, commit: 40 hex, at: DIR}`."""
 
 from __future__ import annotations
 

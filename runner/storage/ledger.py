@@ -1,4 +1,4 @@
-"""The ledger: every lease that was ever meant to be taken, and what it cost.  Knows rows and moves, no driver and no run.
+"""The ledger: every lease that was ever meant to be taken, and what it cost.
 
 A move is committed before its effect, and only by the holder of the lease: who resumes a run takes its leases over, and the process that had them
 before can move them no more.  For drivers that cost money there is one ledger of a user for all workspaces, so that a machine is known although its
@@ -141,7 +141,7 @@ class Ledger:
         now = time.time()
         after = row._replace(key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason="")
         with self._database.transaction() as db:
-            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine goes on running")
+            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
             self._moved(db, releasing, "GONE", row.lease, "")
             _insert(db, after)
         return after

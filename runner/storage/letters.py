@@ -1,4 +1,4 @@
-"""Which receivers are told of a run's move, and in what words.  Reads a run and settings, sends nothing.
+"""Which receivers get a message about a run's move, and its words.  Reads a run and settings, sends nothing.
 
 Three kinds of receivers: those of the settings (`[[webhooks]]`, `[[notify]]`, `[hooks]`), those that a run brought along, and the training platform
 that the environment names.  The bodies for the platform are its contract: see fixtures/server.
@@ -85,7 +85,7 @@ def wanted(events: Iterable[str], type: str) -> bool:
 
 
 class Letters:
-    """What is told of the runs of one store.  `newest` is kept by who works on a run."""
+    """The messages about the runs of one store.  `newest` is kept by who works on a run."""
 
     def __init__(self, runs: Runs, config: Config, environ: Mapping[str, str]) -> None:
         self._runs, self._config, self._environ = runs, config, environ

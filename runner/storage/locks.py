@@ -1,4 +1,4 @@
-"""Hold a name against other processes of this machine.  Knows nothing of what a name stands for.
+"""Hold a name against other processes of this machine.
 
 A lock is an flock on a small file: the kernel lets go of it when its holder dies, however it dies, so there is nothing to heal and no verb to unlock.
 What the file says (process id, command) is for messages only.

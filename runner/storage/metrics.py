@@ -1,4 +1,4 @@
-"""Read the metrics that a step reports: JSON objects, one a line, or matches of a pattern in its log.  Knows text, not what the numbers mean."""
+"""Read the metrics that a step reports: JSON objects, one a line, or matches of a pattern in its log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def told(path: Path) -> list[dict[str, Value]]:
 
 
 def pace(path: Path) -> tuple[list[float], float]:
-    """How many seconds each step of a training took, by the metrics file that it writes, and how long ago the last was told."""
+    """How many seconds each step of a training took, by the metrics file that it writes, and how long ago the last was reported."""
     try:
         silent = time.time() - path.stat().st_mtime
     except OSError:
@@ -67,7 +67,7 @@ def pace(path: Path) -> tuple[list[float], float]:
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
-    """Mean of what is told by the second for each step, the first left out where more follow: making room and compiling is in it."""
+    """Mean of what is reported by the second for each step, the first left out where more follow: making room and compiling is in it."""
     values = [float(value) for line in lines if isinstance(value := line.get(name), (int, float)) and not isinstance(value, bool)]
     values = values[1:] if len(values) > 1 else values
     return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else None

@@ -1,4 +1,4 @@
-"""Keep content by its name: put files and trees away once, give them out as copies or links.  Knows nothing of steps, traces or SQL.
+"""Keep content by its name: put files and trees away once, give them out as copies or links.
 
 Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain file, `<sha256>.x` an executable one, `<sha256>.t` a tree and
 `<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.

@@ -20,7 +20,7 @@ POINTS: Final = 10_000
 
 
 class Letter(NamedTuple):
-    """What one receiver is to be told of one run."""
+    """The messages of one run that wait for one receiver."""
 
     receiver: str
     """Kind, method and address: `webhook POST https://hooks.example/runs`."""
@@ -121,7 +121,7 @@ class Outbox:
         )
 
     def delivered(self, letter: Waiting) -> None:
-        """It has arrived.  Of an alert it is kept that it was told, since a rule notices the same again."""
+        """It has arrived.  An alert is kept as sent, since a rule notices the same again."""
         kept = letter.type.startswith("alert.")
         what = "UPDATE outbox SET state = 'told', body = '', held_until = 0" if kept else "DELETE FROM outbox"
         self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})

@@ -1,4 +1,4 @@
-"""Cut a dataset into the shards that it travels in.  Knows manifests and tars, not hosts or stores.
+"""Cut a dataset into the shards that it travels in.
 
 The content id of the dataset (`files.tree_id`) is the pack's name, in every key and on every host; shards are only how it travels.  Where one begins
 is decided by the hashes of the paths near it, so that one file more, less or other changes one shard and leaves the rest where it was.

@@ -1,4 +1,4 @@
-"""A pack as a folder: write it, read it, say what is wrong with it, and what differs between two manifests.  Knows no workspace and no host.
+"""A pack as a folder: write it, read it, say what is wrong with it, and what differs between two manifests.
 
     <shard name>.tar   one per shard, as `tar.tar_stream` writes it
     SHA256SUMS         of the shards, for `sha256sum -c`

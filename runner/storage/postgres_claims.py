@@ -91,7 +91,7 @@ class _Beats(Thread):
             try:
                 db = db if db is not None and not db.closed else connected(self._url)
                 db.execute("UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> ''", (CLAIM, self._holder))
-            except psycopg.Error:  # the next beat tries anew, and a worker that lost its claim is told when it writes
+            except psycopg.Error:  # the next beat tries anew, and a worker that lost its claim learns it when it writes
                 if db is not None:
                     db.close()
         if db is not None:

@@ -1,4 +1,4 @@
-"""One PostgreSQL database: a connection that is made anew where it breaks, its schema, and what it is notified of.  Knows tables, not runs."""
+"""One PostgreSQL database: a connection that is made anew where it breaks, its schema, and what it is notified of."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class PostgresRuns:
     def live(self, run: str) -> bool:
         return bool(self._database.all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}", {"run": run} | self._holder.known()))  # noqa: S608
 
-    # -- what a worker is told
+    # -- notifications of workers
 
     def news(self) -> int:
         if time.monotonic() - self._beaten > BEAT:

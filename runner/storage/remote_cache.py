@@ -204,7 +204,7 @@ class RemoteCache:
         return self._outbox is not None and key in self._outbox.keys
 
     def finish(self, say: Callable[[str], object]) -> None:
-        """Wait until everything has been put there; what could not be is told, and fails nothing."""
+        """Wait until everything has been put there; what could not be is a warning, and fails nothing."""
         if self._outbox is None:
             return
         outbox, self._outbox = self._outbox, None
@@ -373,7 +373,7 @@ class _UploadQueue:
             except RecipeError as error:
                 self.problems.append(f"{item[0].step}: {error}")
                 if isinstance(error, Infrastructure) and not self._marked:
-                    while self._queue.get() is not None:  # the store cannot be used: once is often enough to be told
+                    while self._queue.get() is not None:  # the store cannot be used: one warning is enough
                         self._waiting -= 1
                     self._waiting = 0
                     self.keys.clear()

@@ -36,7 +36,7 @@ class Collector:
     def collect(self, keep_days: float, *, dry: bool) -> Garbage:
         """Delete what may go; `dry`: only say what that is."""
         now = self._session.now()
-        # Objects first: a trace that is told while we look names objects younger than any that may go.
+        # Objects first: a trace that is written while we look names objects younger than any that may go.
         there = {stat.name: stat for stat in self._session.listed("objects/")}
         kept: list[str] = []
         going: list[str] = []

@@ -23,7 +23,7 @@ _B = TypeVar("_B")
 
 
 class Gone(Corrupt):
-    """A content that was told of is not in the store, or its bytes are not what its name says."""
+    """A content that a trace names is not in the store, or its bytes are not what its name says."""
 
 
 class Session:

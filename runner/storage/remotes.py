@@ -1,4 +1,4 @@
-"""Keep contents and traces where several machines reach them: a bucket or a folder.  Knows names and bytes, not steps, plans or when to ask.
+"""Keep contents and traces where several machines reach them: a bucket or a folder.
 
 Below the store's URL, with the names of the local store:
 

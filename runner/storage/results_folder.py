@@ -1,4 +1,4 @@
-"""Results by their own names in a bucket: what `--out s3://BUCKET/FOLDER` leaves there.  Knows files and digests, no runs.
+"""Results by their own names in a bucket: what `--out s3://BUCKET/FOLDER` leaves there.
 
 `_RECIPE.json` is written last and says what is beside it.  While it says `"complete": false`, files are still being uploaded; what it lists then is
 there already, so an upload that was cut off resumes from there, on any machine.  Nothing is ever deleted.

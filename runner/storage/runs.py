@@ -171,10 +171,10 @@ def is_progress(move: Moved) -> bool:
 
 
 class Reporter(NamedTuple):
-    """What receivers are told of runs."""
+    """The messages to receivers about runs."""
 
     listened_to: Callable[[str, Data | None], bool]
-    """Whether anybody hears of this run.  `data` is what it is stored with; None: it is stored, and may be read."""
+    """Whether this run has receivers.  `data` is what it is stored with; None: it is stored, and may be read."""
     letters: Callable[[Sequence[Event]], Sequence[Letter]]
     """What is sent of the moves of one run.  Asked within the transaction that stores them; it may read that run."""
 

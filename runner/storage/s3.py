@@ -184,7 +184,7 @@ class S3:
                 if isinstance(error, Infrastructure):
                     raise
                 if last:
-                    raise Unreachable(f"{self._where}: the upload of {name} was ended by somebody else", fix="push again") from None
+                    raise Unreachable(f"{self._where}: the upload of {name} was ended by another process", fix="push again") from None
         raise AssertionError("BUG: neither written nor failed")
 
     def _write_file(self, key: str, path: str, size: int, crew: Crew) -> None:

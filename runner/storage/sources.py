@@ -1,4 +1,4 @@
-"""Where models and datasets come from that are not files here: resolve an address to an identity, once, and fetch it.  Knows addresses, not steps.
+"""Where models and datasets come from that are not files here: resolve an address to an identity, once, and fetch it.
 
 A moving revision is resolved once and written to `recipe.lock` in the workspace, so that a no-op needs no network: one JSON object, address ->
 identity. For the Hub the identity is the commit; for a bucket a digest over (path, size, version or ETag) of every object; for https an ETag or a

@@ -1,4 +1,4 @@
-"""Write trees as tar.  Knows manifests (`files.Entry`), not shards, hosts or stores.
+"""Write trees as tar.
 
 What `tar_stream` writes follows from the entries and the files' bytes alone; `docs/packs.md` has the format.  It uses what GNU tar, bsdtar, Python
 and busybox all read: ustar, GNU long names, GNU base-256 sizes (busybox skips pax headers without a word, and gives long names other ones).

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .remote_cache import RemoteCache
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
-"""Variables that name what a training platform is told at."""
+"""Variables with the addresses of a training platform."""
 NONE: Final = "none"
 """The name that stands for no store."""
 
@@ -153,7 +153,7 @@ class Workspace:
 
     @cached_property
     def letters(self) -> Letters | None:
-        """What receivers are told of runs; None where the settings and the environment name none."""
+        """The messages to receivers of runs; None where the settings and the environment name none."""
         named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
         if not named and not any(self.environ.get(name) for name in PLATFORM):
             return None

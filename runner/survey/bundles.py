@@ -1,7 +1,7 @@
 """All that a worker of another machine needs of a request: the files that its plan reads as one archive, and what is large by its content.
 
 What is below the workspace keeps its path, so that a recipe means there what it means here, and a glob finds what it found here and nothing else.
-Recipes of the library lie in `.library` with their code and locks, inputs from elsewhere in `.inputs`.  Knows files and plans, not runs.
+Recipes of the library lie in `.library` with their code and locks, inputs from elsewhere in `.inputs`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Remember what the caller's trees held, so that "which files changed" has an answer later.  Knows contents and manifests, not what a tree is for.
+"""Remember what the caller's trees held, so that "which files changed" has an answer later.
 
     manifests/<sha256>.json    as beside a stored tree: [[path, kind, size, value], …]
 

@@ -1,4 +1,4 @@
-"""The checkpoints that a plan's steps have here: found, copied out, put aside so that an earlier one counts.  Knows no command line."""
+"""The checkpoints that a plan's steps have here: found, copied out, put aside so that an earlier one counts."""
 
 from __future__ import annotations
 

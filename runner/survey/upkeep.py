@@ -1,4 +1,4 @@
-"""Take files for results, remove what was published, find what a workspace keeps beside its store.  Knows what is ours, not who asked.
+"""Take files for results, remove what was published, find what a workspace keeps beside its store.
 
 Nothing is removed that we did not put there, and nothing that was changed since, unless that is what was asked for.
 """

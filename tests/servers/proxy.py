@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections where it is told to, and remembers what went through.  Knows bytes, no protocol.
+"""A TCP proxy that breaks connections where it is asked to, and remembers what went through.  Knows bytes, no protocol.
 
     with Proxy(server.port) as proxy:                    # connect to 127.0.0.1:proxy.port instead of the server
         proxy.next(Fault("cut", at=1000))                # the next connection: close both sides after 1000 bytes from the client

@@ -368,7 +368,7 @@ def test_a_job_that_goes_on_and_is_not_needed_is_told_with_its_host_and_its_run(
     chain(space)
     code, _, said = space.command("run", "--driver", "loopback")
     assert code == 0, said
-    assert f"loopback host-1 goes on with a job of {died}, a run that is gone" in said
+    assert f"loopback host-1 still runs a job of {died}, a run that is gone" in said
     with gate.open("w") as file:
         file.write("go\n")
 

@@ -155,7 +155,7 @@ def test_a_training_outlives_its_walltime_and_learns_the_same(space: Space, clus
     for step in range(1, steps + 1):
         digest = hashlib.sha256(f"{digest}{step}".encode()).hexdigest()
     assert space.read("o") == digest, "bit-equal to a training that nobody interrupted"
-    assert "s saves, and goes on elsewhere" in said and "takes the place of slurm n" in said
+    assert "s saves, and continues elsewhere" in said and "takes the place of slurm n" in said
     begun = int(space.command("logs", "s")[1].rpartition("before this: ")[2])
     assert begun + 1 >= (3 if pause else 2), said
     assert cluster.jobs() == []
@@ -329,7 +329,7 @@ def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Sp
     (space.root / "data.bin").write_bytes(bytes(2 << 20) + b"more")
     (space.root / "gate").write_text("go\n")
     _, said = worker.communicate(timeout=60)
-    assert worker.returncode == 1 and "it, or somebody meanwhile, changed its input data.bin" in said
+    assert worker.returncode == 1 and "it, or another process meanwhile, changed its input data.bin" in said
     assert not (space.root / "o").exists()
 
 

@@ -185,4 +185,4 @@ def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) ->
 def test_a_program_that_a_host_has_not_is_told_with_what_to_ask(place: Place) -> None:
     (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  a: {run: [no-such-program]}\n")
     code, said = place.run("--driver", "ssh")
-    assert code == 1 and "exit 127: its program was not found on ssh " in said and "`recipe doctor --driver ssh` tells what there is" in said, said
+    assert code == 1 and "exit 127: its program was not found on ssh " in said and "`recipe doctor --driver ssh` shows what there is" in said, said

@@ -69,7 +69,7 @@ def test_what_mentions_it_is_skipped(sweeps: Sweeps) -> None:
 def test_the_same_sweep_again_leaves_it_stopped(sweeps: Sweeps) -> None:
     code, out, said = sweeps.left
     assert code == 0 and "STOPPED" in out and not re.search(r"/fit  \d", said)
-    assert "1 that an earlier sweep stopped are left; without --stop-early they go on" in said
+    assert "1 that an earlier sweep stopped are left; without --stop-early they continue" in said
 
 
 def test_without_the_flag_it_goes_on_from_its_state(sweeps: Sweeps) -> None:

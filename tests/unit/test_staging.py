@@ -27,7 +27,7 @@ def test_a_source_that_does_not_hold_still_is_stale(tmp_path: Path) -> None:
 
 def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> None:
     attempt = Attempt(str(tmp_path / "a"), links={"data": ("in", "t:0")})
-    assert attempt.tampered(Restless(tmp_path), Objects(tmp_path)) == "it, or somebody meanwhile, changed its input data"
+    assert attempt.tampered(Restless(tmp_path), Objects(tmp_path)) == "it, or another process meanwhile, changed its input data"
 
 
 def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What preflight rules ask about, a module for each thing that is looked at.  No rule is known here; what cannot be told is left out: unknown.
+"""What preflight rules ask about, a module for each thing that is looked at.  No rule is known here; what is unknown is left out.
 
 `program` is what a step starts, `packages` what it will find installed, `needs`, `model` and `data` what it is given, `machine` what it runs on.
 """

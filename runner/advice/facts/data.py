@@ -1,4 +1,4 @@
-"""Tell what data is like from its first rows and the heads of its images.  Knows no trainer, and judges no row."""
+"""Tell what data is like from its first rows and the heads of its images."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ _MARKS: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 def _ends(template: str, tokens: Mapping[str, Any], config: Mapping[str, Any], read: Callable[[str], bytes | None]) -> dict[str, object]:
-    """What a chat template writes behind an answer, and the tokens at which generation stops.  What cannot be told is left out."""
+    """What a chat template writes behind an answer, and the tokens at which generation stops.  What is unknown is left out."""
     added = {int(id): _token(each) for id, each in (tokens.get("added_tokens_decoder") or {}).items() if str(id).isdecimal()}
     if not added:
         added = {each["id"]: each["content"] for each in _mapping(read("tokenizer.json")).get("added_tokens") or () if {"id", "content"} <= set(each)}
@@ -141,7 +141,7 @@ _READS: Final = re.compile(r"\.(\d+)\.\w+\.(?:[qkv]|gate|up)_proj\.lora_A\.")
 
 
 def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
-    """Why a LoRA adapter cannot be of a model with this configuration, told from the head of its file; None where nothing says so."""
+    """Why a LoRA adapter cannot be of a model with this configuration, by the head of its file; None where nothing says so."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     width, layers = text.get("hidden_size"), text.get("num_hidden_layers")

@@ -58,7 +58,7 @@ def _list(args: argparse.Namespace) -> int:
                 print("\n".join([f"{title}:", *(f"  {shown(name):{width}}  {shown(summary)}".rstrip() for name, summary, _ in members), ""]))
         if not args.quiet:
             print(
-                "`recipe show NAME` tells more; `recipe new NAME` begins one of your own."
+                "`recipe show NAME` shows more; `recipe new NAME` starts one of your own."
                 if known or here
                 else "no recipes; `recipe new NAME` begins one"
             )

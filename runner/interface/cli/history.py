@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             metavar="RUN[/STEP]",
             help="an id or a part of one, last (the default), last~1; a step of it; or a step of the last run",
         )
-        parser.add_argument("-f", "--follow", action="store_true", help="go on as more is printed, until the run or the step is over")
+        parser.add_argument("-f", "--follow", action="store_true", help="follow what is printed, until the run or the step is over")
         parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
         parser.add_argument("--node", type=_rank, default=0, metavar="N", help="of a step on several nodes: what it printed on this one (default: 0)")
         parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
@@ -258,7 +258,7 @@ def _follow(ws: Workspace, row: RunRow, step: str | None, writer: Writer, node: 
     alone = step if step is not None and step in known else None
     follower = Follower(ws, row.id, lambda id: step is None or step in names(id), writer, _say, heads=step is None or alone is None, node=node)
     if not follower.follow(step):
-        _say(f"run {row.id} died: its worker is gone; `recipe run` goes on where it stopped")
+        _say(f"run {row.id} died: its worker is gone; `recipe run` resumes it")
     return 0
 
 

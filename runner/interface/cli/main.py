@@ -1,4 +1,4 @@
-"""The `recipe` command: which verb, with what, and how its end is told.  Imports a verb's module only when it is that verb."""
+"""The `recipe` command: which verb, with what, and its exit code.  Imports a verb's module only when it is that verb."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _open_streams() -> None:
 
 
 def _flushed(code: int) -> int:
-    """Write out the answer while somebody can be told that it could not be."""
+    """Write out the answer while an error can still be shown."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Write the reference of the verbs, as Markdown, from their parsers.  Knows nothing of what a verb does.
+"""Write the reference of the verbs, as Markdown, from their parsers.
 
 python -m runner.interface.cli.manual docs/cli.md       # writes what stands between the markers anew
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +20,18 @@ EVERYWHERE: Final = ("help", "workspace", "quiet", "verbose")  # flags of every 
 
 
 def markdown() -> str:
-    """One section for each verb: what it does, then its words and flags."""
-    lines = ["### Flags of every verb", "", *_rows([action for action in _actions("list") if action.dest in EVERYWHERE])]
+    """One section for each verb: what it does, then its words and flags.  What several verbs have alike is described once."""
+    lines = ["### Flags of every verb", "", *_table(_row(action) for action in _actions("list") if action.dest in EVERYWHERE)]
+    rows = {verb: {_row(action): action for action in _actions(verb) if action.dest not in EVERYWHERE} for verb in VERBS}
+    counts = Counter(row for own in rows.values() for row in own)
+    shared = sorted(row for row, count in counts.items() if count > 1)
+    lines += ["", "### Flags of several verbs", "", *_table(shared)]
     for verb, (_, says) in VERBS.items():
-        own = [action for action in _actions(verb) if action.dest not in EVERYWHERE]
-        lines += ["", f"### recipe {verb}", "", f"{says[:1].upper()}{says[1:]}.", *(["", *_rows(own)] if own else [])]
+        lines += ["", f"### recipe {verb}", "", f"{says[:1].upper()}{says[1:]}."]
+        if own := [row for row in rows[verb] if row not in shared]:
+            lines += ["", *_table(own)]
+        if names := [_spelling(action) for row, action in rows[verb].items() if row in shared]:
+            lines += ["", f"{'Also' if own else 'It has'} [of several verbs](#flags-of-several-verbs): {' · '.join(names)}"]
     return "\n".join(lines)
 
 
@@ -39,11 +47,12 @@ def _actions(verb: str) -> list[argparse.Action]:
     return [action for action in parser._actions if action.help != argparse.SUPPRESS]
 
 
-def _rows(actions: Sequence[argparse.Action]) -> Iterator[str]:
-    yield "| flag | meaning |"
-    yield "|---|---|"
-    for action in actions:
-        yield f"| {_cell(_spelling(action))} | {_cell((action.help or '').strip())} |"
+def _table(rows: Iterable[str]) -> list[str]:
+    return ["| flag | meaning |", "|---|---|", *rows]
+
+
+def _row(action: argparse.Action) -> str:
+    return f"| {_cell(_spelling(action))} | {_cell((action.help or '').strip())} |"
 
 
 def _spelling(action: argparse.Action) -> str:

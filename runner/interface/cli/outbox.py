@@ -1,4 +1,4 @@
-"""`recipe outbox`: what receivers were not told yet, and what was given up."""
+"""`recipe outbox`: messages that wait, and those that were given up."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "ui": ("serve", "show runs in a browser: start, watch, pause, cancel"),
     "cancel": ("control", "end a run, wherever it was started"),
     "pause": ("control", "stop a run so that it can be resumed; trainings save a checkpoint first"),
-    "resume": ("control", "go on with a run that was paused, or whose worker died"),
+    "resume": ("control", "continue a run that was paused, or whose worker died"),
     "retry": ("control", "run what an ended run was asked for once more"),
     "logs": ("history", "what a run or one of its steps printed"),
     "ssh": ("ssh", "a shell where a step runs, or a port of it here"),
@@ -179,7 +179,7 @@ def overview() -> str:
     """The text of `recipe --help`."""
     lines = ["usage: recipe VERB …", "", "Make for ML training: run versioned recipes, and only what changed.", "", "verbs:"]
     lines += [f"  {verb:<13} {words}" for verb, (_, words) in VERBS.items()]
-    lines += ["", "recipe VERB --help tells the flags of a verb; recipe alone lists recipes.", "", EPILOG]
+    lines += ["", "recipe VERB --help lists the flags of a verb; recipe alone lists recipes.", "", EPILOG]
     return "\n".join(lines)
 
 

@@ -293,7 +293,7 @@ def _cause(done: _Done) -> str:
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the attempts told, a mapping a step; of a step that two of them did, the later counts."""
+    """What the attempts reported, a mapping a step; of a step that two of them did, the later counts."""
     found: dict[Any, Mapping[str, Any]] = {}
     for point in points:
         found[point.get("step", len(found))] = point
@@ -328,7 +328,7 @@ def as_text(told: RunReport) -> list[str]:
         )  # fmt: skip
     text += aligned(table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6))
     if len(steps) > _LISTED:
-        text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json tells all)")
+        text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
             remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {told['id']}/{step['id']}` shows its end")
@@ -371,7 +371,7 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     table += [(named(step["id"]), *(_cell(step, name, which) for _, name, which in columns)) for step in steps[:_LISTED]]
     text = aligned(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
-        text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json tells all)")
+        text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json has all)")
     if lost := [named(step["id"]) for step in steps if not step["kept"]]:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         text.append(f"no log or file is kept of {', '.join(lost[:5])}{more}: only last values are known")

@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument("--tag", metavar="TAG", action="append", default=[], help="mark this run with a word that several runs may have")
         parser.add_argument("--note", default="", metavar="TEXT", help="a remark that is stored with this run")
         parser.add_argument("-j", "--jobs", type=positive, default=0, metavar="N", help="steps at once (default: one per processor)")
-        parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, go on with what does not need it")
+        parser.add_argument("-k", "--keep-going", action="store_true", help="after a failure, continue with what does not need it")
         parser.add_argument(
             "--pool", action="append", default=[], metavar="NAME=N", help="room in a named pool (default 1), or in cpus, gpus, memory"
         )

@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
             for row in queued:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
-                print(
-                    f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` goes on where it stopped"
-                )
+                print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it")
     return 0 if all(told["fresh"] for told in reports) else 1
 
 

@@ -178,7 +178,7 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
     found = look(ws, request)
     args.leave = tuple(stopped.attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
-        print(f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they go on", file=sys.stderr)
+        print(f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue", file=sys.stderr)
     open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
     return running.done(ws, request, args) if open or args.dry_run else 0
 
