@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
 from drivers.base import Addressed, Argv, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
@@ -22,6 +22,7 @@ from .client import Client, there
 from .sites import Site
 
 if TYPE_CHECKING:
+    from .transfer import Depot
     from .wire import Progress
 
 TELL = 5.0
@@ -58,11 +59,31 @@ _PACKAGES = (
 _NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
 
 
-class Connector:
-    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock."""
+class Reached(NamedTuple):
+    """A host to which our streams are being opened."""
 
-    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None]) -> None:
-        self._ws, self._name, self._named, self._say = ws, name, named, say
+    python: str
+    """The Python that was named for it."""
+    jobs: Client
+    depot: Depot
+    answers: asyncio.Future[tuple[str, None]]
+    """What it says of itself, once its streams are open, too."""
+
+    async def aclose(self) -> None:
+        """Let go of it: no place there is ours."""
+        self.answers.cancel()
+        await asyncio.gather(self.answers, return_exceptions=True)
+        await self.jobs.aclose()
+
+
+class Connector:
+    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock.
+
+    `given`: contents that the first steps are given, of which hosts are asked as soon as they can be.
+    """
+
+    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None], given: Collection[str] = ()) -> None:
+        self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
     def here(self, local: Client) -> Site:
         """This machine.  Raises CannotRun."""
@@ -77,27 +98,36 @@ class Connector:
         interpreters.ask(python)
         return python
 
-    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int) -> Site:
-        """The place on one host, of which so many were leased.  Raises CannotRun, DriverError."""
+    def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
+        """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
+        from .transfer import Depot
+        from .wire import Wire
+
+        root = root or host.root
+        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
+        jobs = there(wire)
+        jobs.wake()  # it comes up while we ask
+        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
+        return Reached(python, jobs, depot, asyncio.gather(asked, self._open(depot)))
+
+    async def _open(self, depot: Depot) -> None:
+        await depot.open()
+        await depot.expect(self._given)
+
+    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int, reached: Reached | None = None) -> Site:
+        """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
         slots = None if traits.allocates else places
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        from .transfer import Depot
-        from .wire import Wire
-
-        python = lease.data.get("python", "python3")
-        root = lease.data.get("root") or host.root
-        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
-        jobs = there(wire)
-        jobs.wake()  # it comes up while we ask
-        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
-        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        reached = reached or self.reach(name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", ""))
+        python, jobs, depot = reached.python, reached.jobs, reached.depot
         try:
-            said, _ = await asyncio.gather(asked, depot.open())
+            said, _ = await reached.answers
         except BaseException as error:
-            await jobs.aclose()
+            await reached.aclose()
             if isinstance(error, Infrastructure):
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise
