@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from drivers.base import Closing, Connecting, Driver
+from drivers.base import Closing, Driver, Standing
 
 
 class Ahead:
@@ -45,7 +45,7 @@ class Ahead:
             self._loop.run_until_complete(self._connecting)
 
     async def _connect(self) -> None:
-        if isinstance(self.driver, Connecting):
+        if isinstance(self.driver, Standing):
             await self.driver.connect()
 
 

@@ -6,6 +6,7 @@ back when no step does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
@@ -345,13 +346,7 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        held = [*self._opened, *self.head.sites, *self.inventory.sites]
-        for site in held if not self.priced else ():
-            if isinstance(site, Away) and not site.lost:
-                with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-                    await site.depot.sweep(every=SWEEP)
-        for site in held:
-            await site.aclose()
+        await asyncio.gather(*map(self._left, [*self._opened, *self.head.sites, *self.inventory.sites]))
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -367,6 +362,12 @@ class HostPool:
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
+
+    async def _left(self, site: Site) -> None:
+        if isinstance(site, Away) and not (site.lost or self.priced):
+            with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
+                await site.depot.sweep(every=SWEEP)
+        await site.aclose()
 
     def _of(self) -> KeptLeases:
         assert self.leases is not None
