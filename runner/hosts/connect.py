@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Addressed, Argv, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
+from drivers.base import Addressed, Argv, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Standing, Traits
 from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
@@ -110,6 +111,21 @@ class Connector:
         depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
         asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
         return Reached(python, jobs, depot, asyncio.gather(asked, self._open(depot)))
+
+    @contextlib.asynccontextmanager
+    async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
+        """Machines of which places will be taken: our streams are opened while they are asked what they have, and while places are taken.
+
+        The caller takes out those that are places now; the others are let go of.
+        """
+        hosts = driver.standing() if isinstance(driver, Standing) else {}
+        some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
+        found = {name: self.reach(f"{self._name} {name}", host, host.python, driver.traits) for name, host in some.items()}
+        try:
+            yield found
+        finally:
+            for each in found.values():
+                await each.aclose()
 
     async def _open(self, depot: Depot) -> None:
         await depot.open()

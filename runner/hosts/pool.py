@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,6 @@ from drivers.base import (
     Offer,
     Rejected,
     Skipping,
-    Standing,
     Wish,
 )
 
@@ -198,25 +197,14 @@ class HostPool:
             if not kept:
                 await self.allocate()
             return
-        async with self._reached(want) as reached:
+        async with self._connector.reached(self._of().driver, want) as reached:
             for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
                 needed = self._wish.need.nodes - len(self.head.sites)
                 missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
-                if missing > 0 or offer.id in kept:
-                    await self._take(offer, missing, Need(), kept.pop(offer.id, []), reached=reached.pop(offer.id, None))
-
-    @contextlib.asynccontextmanager
-    async def _reached(self, want: int) -> AsyncIterator[dict[str, Reached]]:
-        """Machines of which places will be taken: our streams are opened while they are asked what they have, and while places are taken."""
-        driver = self._of().driver
-        hosts = driver.standing() if isinstance(driver, Standing) else {}
-        some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
-        reached = {name: self._connector.reach(f"{self.name} {name}", host, host.python, driver.traits) for name, host in some.items()}
-        try:
-            yield reached
-        finally:
-            for each in reached.values():
-                await each.aclose()
+                if (missing > 0 or offer.id in kept) and await self._take(
+                    offer, missing, Need(), kept.pop(offer.id, []), reached=reached.get(offer.id)
+                ):
+                    reached.pop(offer.id, None)
 
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
@@ -346,7 +334,7 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        await asyncio.gather(*map(self._left, [*self._opened, *self.head.sites, *self.inventory.sites]))
+        await asyncio.gather(*(_left(site, sweep=not self.priced) for site in [*self._opened, *self.head.sites, *self.inventory.sites]))
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -362,12 +350,6 @@ class HostPool:
             if isinstance(self.leases.driver, Closing):
                 await self.leases.driver.aclose()
             self.leases.ledger.close()
-
-    async def _left(self, site: Site) -> None:
-        if isinstance(site, Away) and not (site.lost or self.priced):
-            with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-                await site.depot.sweep(every=SWEEP)
-        await site.aclose()
 
     def _of(self) -> KeptLeases:
         assert self.leases is not None
@@ -476,6 +458,14 @@ class HostPool:
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
     return driver_of(name, ws.config.driver(name), hosts, str(ws.home), "" if python == interpreters.CURRENT else python)
+
+
+async def _left(site: Site, *, sweep: bool) -> None:
+    """Let go of a place."""
+    if sweep and isinstance(site, Away) and not site.lost:
+        with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
+            await site.depot.sweep(every=SWEEP)
+    await site.aclose()
 
 
 def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
