@@ -35,7 +35,8 @@ TELL = 5.0
 _ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
 python=$(command -v "$1")
 printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
-printf 'VERSION=%s\n' "$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+which='import sys; print(sys.version.split()[0])'
+version=
 if [ -n "$python" ] && [ "${python##*/}" != python ]; then
   case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
   ours=$ours/bin/python-$(printf %s "$python" | cksum | tr ' ' -)
@@ -44,8 +45,10 @@ if [ -n "$python" ] && [ "${python##*/}" != python ]; then
     quoted=$(printf %s "$python" | sed "s/'/'\\\\''/g")
     printf '%s\n' '#!/bin/sh' "exec '$quoted' \"\$@\"" >"$ours/python.$$" && chmod 755 "$ours/python.$$" && mv -f "$ours/python.$$" "$ours/python"
   } 2>/dev/null
-  "$ours/python" -c '' 2>/dev/null && printf 'CALLED=%s\n' "$ours"
+  version=$("$ours/python" -I -S -c "$which" 2>/dev/null) && printf 'CALLED=%s\n' "$ours"
 fi
+[ -n "$version" ] || version=$("$1" -I -S -c "$which" 2>/dev/null)
+printf 'VERSION=%s\n' "$version"
 env | sed 's/^/env /'
 nvidia-smi -L 2>/dev/null || :
 """
