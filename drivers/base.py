@@ -256,7 +256,7 @@ class Standing(Driver, Protocol):
         ...
 
     def standing(self) -> Mapping[str, Host]:
-        """Every machine, by the id of its offers: to ask and to prepare, but to start nothing on."""
+        """Every machine that is connected, by the id of its offers: to ask and to prepare, but to start nothing on."""
         ...
 
 

@@ -199,7 +199,8 @@ class Ssh:
         return (self._hosts[lease.id],)
 
     def standing(self) -> Mapping[str, SshHost]:
-        return {name: SshHost(each, each.folder, self._closed, self._deadman) for name, each in self._machines.items()}
+        there = {name: each for name, each in self._machines.items() if each.link.connected}
+        return {name: SshHost(each, each.folder, self._closed, self._deadman) for name, each in there.items()}
 
     async def release(self, lease: Lease) -> bool:
         each = self._machines.get(lease.data.get("host", ""))

@@ -17,8 +17,8 @@ class Ahead:
         self.driver = driver
         self._loop = asyncio.new_event_loop()
         self._connecting: asyncio.Task[None] = self._loop.create_task(self._connect())
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._over = threading.Event()  # a thread whose join was interrupted by a signal counts as ended
+        threading.Thread(target=self._run, daemon=True).start()
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop, once it has connected or failed to.  What a host is met with is loaded meanwhile."""
@@ -26,23 +26,26 @@ class Ahead:
         from .stream import program
 
         program()
-        self._thread.join()
+        self._over.wait()
         return self._loop
 
     def close(self) -> None:
         """Let go of what no run went on with."""
         if self._loop.is_closed():
             return
-        if self._thread.is_alive():
+        if not self._over.is_set():
             self._loop.call_soon_threadsafe(self._connecting.cancel)
-        self._thread.join()
+        self._over.wait()
         if isinstance(self.driver, Closing):
             self._loop.run_until_complete(self.driver.aclose())
         self._loop.close()
 
     def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._connecting)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._connecting)
+        finally:
+            self._over.set()
 
     async def _connect(self) -> None:
         if isinstance(self.driver, Standing):

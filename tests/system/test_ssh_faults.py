@@ -647,6 +647,7 @@ def test_what_was_wrong_when_it_connected_ahead_is_told_once_and_then_asked_agai
         driver = Ssh(**machine.settings())
         machine.stop()
         await driver.connect()
+        assert not driver.standing()
         machine.start()
         with pytest.raises(Unreachable):
             await driver.offers(Wish())
