@@ -111,8 +111,8 @@ class Ours:
     async def _send(self) -> None:
         content, manifest = self._manifest()
         depot = await self._depot(".recipe-host")
-        if not await depot.have([content]):
-            await depot.send({content: str(self.top)}, {content: manifest})
+        await depot.expect([content])
+        await depot.send({content: str(self.top)}, {content: manifest})
         await self._close(depot)
 
     async def _held(self) -> tuple[float, float]:

@@ -27,6 +27,8 @@ DRIVERS = {
     "loopback": ("drivers.loopback:Loopback", ""),
 }
 """name -> (module:class, what to install for it)"""
+FREE = ("local", "ssh")
+"""Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:

@@ -137,6 +137,13 @@ class Ssh:
         self.left_out: Mapping[str, str] = {}
         """Servers that the last `offers` could not ask -> why."""
 
+    async def connect(self) -> None:
+        machines = list(self._machines.values())
+        made = await asyncio.gather(*(each.link.connection() for each in machines), return_exceptions=True)
+        for each, trouble in zip(machines, made, strict=True):
+            if isinstance(trouble, DriverError):
+                each.trouble = trouble
+
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """The servers that do for `wish`: those with a free place first, then the larger.  Raises why, when not one of them can be asked."""
         machines = list(self._machines.values())
@@ -190,6 +197,10 @@ class Ssh:
         if lease.id not in self._hosts:
             self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed, self._deadman)
         return (self._hosts[lease.id],)
+
+    def standing(self) -> Mapping[str, SshHost]:
+        there = {name: each for name, each in self._machines.items() if each.link.connected}
+        return {name: SshHost(each, each.folder, self._closed, self._deadman) for name, each in there.items()}
 
     async def release(self, lease: Lease) -> bool:
         each = self._machines.get(lease.data.get("host", ""))
@@ -270,9 +281,19 @@ class Machine:
         self._root = root
         self._told: machine.Facts | None = None
         self._asked = 0.0
+        self.trouble: DriverError | None = None
+        """Why there was no connection when one was made ahead: told once, to who asks next."""
+
+    @property
+    def folder(self) -> str:
+        """Our root there, absolute or from the login's home."""
+        return self._root.removeprefix("~").lstrip("/") if self._root.startswith("~") else self._root
 
     async def facts(self) -> machine.Facts:
         """What it has, as it was not long ago."""
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
         if self._told is None or time.monotonic() - self._asked > TTL.total_seconds():
             told = machine.facts(await self._said(machine.question(self._root, TAKEN)))
             if not told.get("root", ("",))[0].startswith("/"):

@@ -166,6 +166,11 @@ class Link:
 
     # --- connecting
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as we know."""
+        return self._connection is not None and not self._connection.is_closed()
+
     async def connection(self) -> asyncssh.SSHClientConnection:
         """The held connection, made now if there is none.  After a failure the next attempt waits a little, and longer each time."""
         loop = asyncio.get_running_loop()

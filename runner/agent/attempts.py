@@ -6,10 +6,10 @@ newer has changed since.  `NAME.out` is touched when it is looked at, before its
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import stat
+import time
 
 from . import objects, trees
 
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from .trees import Row
 
 
-def stage(request: Request, name: str, stamp: str, states: Sequence[str]) -> bool:
-    """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  False where what was made is not what `stamp` says."""
+AWAITED = 2.0
+"""Seconds for what an attempt is given, which is sent while the attempt is."""
+
+
+def stage(request: Request, name: str, stamp: str, states: Sequence[str], coming: Sequence[str]) -> bool:
+    """Make an attempt from a tar that holds it as `at/NAME`, unless it stands.  False where what was made is not what `stamp` says.
+
+    It stands once the objects `coming`, which are on their way, are there.  Raises Gone when they do not come soon.
+    """
     if os.path.lexists(f"attempts/{name}.in") and os.path.isdir(f"attempts/{name}"):
         return True
     for state in states:
@@ -37,7 +44,9 @@ def stage(request: Request, name: str, stamp: str, states: Sequence[str]) -> boo
         if stamp and trees.stamp_of(f"{aside}/at") != stamp:
             return False
         trees.remove(f"attempts/{name}")
+        _await(request, coming)
         last = f"{name}.in"  # what was given is named last: then all of it is there
+        trees.touch(f"{aside}/at/{last}")
         for each in sorted(os.listdir(f"{aside}/at"), key=lambda each: each == last):
             os.rename(f"{aside}/at/{each}", f"attempts/{each}")
     finally:
@@ -45,6 +54,15 @@ def stage(request: Request, name: str, stamp: str, states: Sequence[str]) -> boo
         trees.remove(aside)
         request.tidy()
     return True
+
+
+def _await(request: Request, names: Sequence[str]) -> None:
+    give_up_at = time.monotonic() + AWAITED
+    for name in names:
+        while not (os.path.lexists(objects.place(name)) and objects.sealed(request, name)):
+            if time.monotonic() > give_up_at:
+                raise objects.Gone
+            time.sleep(0.002)
 
 
 def take(request: Request, path: str, outputs: Sequence[str]) -> tuple[list[tuple[str, list[Row]]], list[str]]:
@@ -200,6 +218,8 @@ def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]], s
 
 def matching(request: Request, path: str, pattern: str) -> list[str]:
     """Files of the attempt at `path` whose names a pattern fits."""
+    import glob
+
     found = glob.glob(f"{glob.escape(path)}/{pattern}")
     return sorted(os.path.relpath(each, path) for each in found if os.path.isfile(each))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 
 from . import trees
@@ -45,6 +44,8 @@ def marks(path: str) -> list[int]:
 
 def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
     """Copy the client's files and trees: name of the object, and path.  Those that came; they count as sent, and are compared as what was sent is."""
+    import shutil
+
     request.arriving(request.partial)
     drawn = []
     for name, path in contents:
@@ -54,7 +55,7 @@ def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
                 shutil.copytree(path, target, symlinks=True, copy_function=copy)
             else:
                 copy(path, target)
-        except (OSError, shutil.Error):
+        except OSError:  # shutil's own is one
             if not os.path.lexists(target):
                 continue  # nothing of it came
         trees.open_up(target)
@@ -70,5 +71,7 @@ def copy(source: str, target: str) -> None:
             while os.copy_file_range(one.fileno(), other.fileno(), 1 << 30):
                 pass
         except (AttributeError, OSError):  # macOS has none, some file systems cannot: the rest is read and written
+            import shutil
+
             shutil.copyfileobj(one, other, trees.BLOCK)
         os.fchmod(other.fileno(), 0o755 if mode & stat.S_IXUSR else 0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from .results import results, sizes, tell
 from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted, placed
 
 if TYPE_CHECKING:
+    from ..hosts.ahead import Ahead
     from .resume import Claimed
 
 
@@ -91,14 +93,27 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), since.seconds, len(found.todo))
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
-    preflight(ws, found, settings)
-    check(ws, found, settings, listener)
-    if settings.upload:
-        from . import uploading
+    with _ahead(ws, found, settings) as ahead:
+        preflight(ws, found, settings)
+        check(ws, found, settings, listener)
+        if settings.upload:
+            from . import uploading
 
-        uploading.check(ws, found.plan, settings.upload)
-    summary, again = _worked(ws, found, choice, settings, listener, since, resumed)
+            uploading.check(ws, found.plan, settings.upload)
+        summary, again = _worked(ws, found, choice, settings, listener, since, resumed, ahead)
     return summary if summary is not None else run(ws, found.request, choice, settings, listener, again)
+
+
+def _ahead(ws: Workspace, found: Survey, settings: Settings) -> AbstractContextManager[Ahead | None]:
+    """The driver, which connects while the rest is being prepared.  Raises CannotRun, Invalid."""
+    if settings.driver == "local":
+        return nullcontext()
+    from ..hosts.ahead import ahead
+    from ..hosts.interpreters import CURRENT
+    from ..hosts.pool import driver_for
+
+    python = CURRENT if found.request.current_python else settings.python
+    return ahead(driver_for(ws, settings.driver, settings.hosts, python))
 
 
 def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since) -> Summary:
@@ -124,7 +139,14 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
 
 
 def _worked(
-    ws: Workspace, found: Survey, choice: Choice, settings: Settings, listener: Listener, since: Since, resumed: str
+    ws: Workspace,
+    found: Survey,
+    choice: Choice,
+    settings: Settings,
+    listener: Listener,
+    since: Since,
+    resumed: str,
+    ahead: Ahead | None,
 ) -> tuple[Summary | None, str]:
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
     from ..hosts import client
@@ -159,7 +181,7 @@ def _worked(
 
     try:
         with delivering(ws):
-            return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None), claimed.id
+            return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None, ahead=ahead), claimed.id
     except BaseException:
         if claimed.fence:
             ws.store.runs.release(claimed.id, claimed.fence)

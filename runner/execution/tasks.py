@@ -29,6 +29,18 @@ def tasks_of(plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping
     return tasks
 
 
+MANY: Final = 200
+"""Contents of which a host is asked ahead, at most."""
+
+
+def given(found: Survey) -> list[str]:
+    """Contents of the caller's that steps which may run are given."""
+    facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
+    contents = [facts.files.get(path) for node in nodes for dep in node.deps for path in facts.matches.get(dep, (dep,))]
+    contents += [facts.takes.get(taken.asked) for node in nodes for taken in node.takes if taken.kind == "path" and not taken.only]
+    return list(dict.fromkeys(filter(None, contents)))[:MANY]
+
+
 _TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
 """Inputs that say how many steps a training takes."""
 

@@ -14,6 +14,7 @@ from drivers.base import DriverError
 
 from ..errors import Infrastructure, RecipeError
 from ..hosts import stacks
+from ..hosts.ahead import Ahead
 from ..hosts.client import Client
 from ..hosts.connect import same_packages
 from ..hosts.interpreters import CURRENT
@@ -37,7 +38,7 @@ from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
-from .tasks import pattern_of, steps_of
+from .tasks import given, pattern_of, steps_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
 from .work import Handover, Options, Work
 
@@ -55,11 +56,12 @@ def work(
     since: Since,
     submit: Callable[[], int] | None = None,
     handover: Handover | None = None,
+    ahead: Ahead | None = None,
 ) -> Summary | None:
     """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error.
 
     `local` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
-    `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.
+    `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.  `ahead`: its driver, which connects already.
     """
     found.plan.settings = found.plan.settings._replace(limits=lower(found.plan.settings.limits, settings.limits))
     masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
@@ -71,7 +73,7 @@ def work(
             ws.store.runs.release(claimed.id, claimed.fence)
             return Summary(claimed.state, {}, since.seconds, run=claimed.id) if handover is not None and handover.asked else None
     try:
-        return _work(ws, local, found, claimed, settings, listener, since, submit, handover, masker)
+        return _work(ws, local, found, claimed, settings, listener, since, submit, handover, ahead, masker)
     finally:
         if held is not None:
             held.release()
@@ -92,6 +94,7 @@ def _work(
     since: Since,
     submit: Callable[[], int] | None,
     handover: Handover | None,
+    ahead: Ahead | None,
     masker: Masker,
 ) -> Summary | None:
     _total, fresh = sizes(found)
@@ -101,6 +104,8 @@ def _work(
         nonlocal commits
         python = CURRENT if found.request.current_python else settings.python
         host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
+        if settings.driver != LOCAL:
+            host_pool.driver, host_pool.given = ahead.driver if ahead is not None else None, given(found)
         host_pool.where, host_pool.stack, host_pool.keep_alive = settings.where, settings.stack, settings.keep_alive
         host_pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
         host_pool.limit = found.plan.settings.limits.cost
@@ -135,7 +140,8 @@ def _work(
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
-        working, report = asyncio.run(carried_out())
+        with asyncio.Runner(loop_factory=ahead.loop if ahead is not None else None) as runner:
+            working, report = runner.run(carried_out())
         if settings.upload and report.state == "COMPLETED":
             uploading.upload(ws, working.plan, working.made, settings.upload, listener, claimed.id)
     except asyncio.CancelledError:  # no step had begun

@@ -177,12 +177,29 @@ class Away(Site):
             parcel.beside[".sh"] = script
         if errand.metrics is not None and errand.metrics.in_environment:
             parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
+        name = attempt.called or os.path.basename(attempt.path)
         wanted = {content for content in parcel.links.values() if content not in self.folder.contents}
-        if wanted:
-            sources, manifests = self._sources(attempt, wanted)
-            await self.depot.send(sources, manifests)
-            self.folder.contents |= wanted
-        await self.depot.stage(attempt.called or os.path.basename(attempt.path), parcel)
+        if not wanted:
+            await self.depot.stage(name, parcel)
+            return
+        from .meeting import together
+        from .wire import Gone
+
+        sent = asyncio.Event()
+
+        async def send() -> None:
+            await self.depot.send(*self._sources(attempt, wanted))
+            sent.set()
+
+        async def stage() -> None:
+            try:
+                await self.depot.stage(name, parcel, wanted)  # travels while they do
+            except Gone:  # they take longer than it waits for them
+                await sent.wait()
+                await self.depot.stage(name, parcel)
+
+        await together((send(), stage()))
+        self.folder.contents |= wanted
 
     async def _direct(self, attempt: Attempt) -> dict[str, str]:
         """What it is given that the host sees on our disk: name -> path."""

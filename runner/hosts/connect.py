@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Addressed, Argv, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
+from drivers.base import Addressed, Argv, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Standing, Traits
 from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
@@ -22,6 +23,7 @@ from .client import Client, there
 from .sites import Site
 
 if TYPE_CHECKING:
+    from .transfer import Depot
     from .wire import Progress
 
 TELL = 5.0
@@ -33,7 +35,8 @@ TELL = 5.0
 _ASK = r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
 python=$(command -v "$1")
 printf '\nPATH=%s\nPYTHON=%s\n' "$PATH" "$python"
-printf 'VERSION=%s\n' "$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null)"
+which='import sys; print(sys.version.split()[0])'
+version=
 if [ -n "$python" ] && [ "${python##*/}" != python ]; then
   case $2 in /*) ours=$2 ;; *) ours=${HOME:-.}/$2 ;; esac
   ours=$ours/bin/python-$(printf %s "$python" | cksum | tr ' ' -)
@@ -42,8 +45,10 @@ if [ -n "$python" ] && [ "${python##*/}" != python ]; then
     quoted=$(printf %s "$python" | sed "s/'/'\\\\''/g")
     printf '%s\n' '#!/bin/sh' "exec '$quoted' \"\$@\"" >"$ours/python.$$" && chmod 755 "$ours/python.$$" && mv -f "$ours/python.$$" "$ours/python"
   } 2>/dev/null
-  "$ours/python" -c '' 2>/dev/null && printf 'CALLED=%s\n' "$ours"
+  version=$("$ours/python" -I -S -c "$which" 2>/dev/null) && printf 'CALLED=%s\n' "$ours"
 fi
+[ -n "$version" ] || version=$("$1" -I -S -c "$which" 2>/dev/null)
+printf 'VERSION=%s\n' "$version"
 env | sed 's/^/env /'
 nvidia-smi -L 2>/dev/null || :
 """
@@ -58,11 +63,31 @@ _PACKAGES = (
 _NAME_PYTHON = "name the right one as `python` in the driver's settings, or let the recipe's lock say what is needed"
 
 
-class Connector:
-    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock."""
+class Reached(NamedTuple):
+    """A host to which our streams are being opened."""
 
-    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None]) -> None:
-        self._ws, self._name, self._named, self._say = ws, name, named, say
+    python: str
+    """The Python that was named for it."""
+    jobs: Client
+    depot: Depot
+    answers: asyncio.Future[tuple[str, None]]
+    """What it says of itself, once its streams are open, too."""
+
+    async def aclose(self) -> None:
+        """Let go of it: no place there is ours."""
+        self.answers.cancel()
+        await asyncio.gather(self.answers, return_exceptions=True)
+        await self.jobs.aclose()
+
+
+class Connector:
+    """Opens the hosts of one run.  `name` is the driver's, `named` the Python that was named for steps without a lock.
+
+    `given`: contents that the first steps are given, of which hosts are asked as soon as they can be.
+    """
+
+    def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None], given: Collection[str] = ()) -> None:
+        self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
     def here(self, local: Client) -> Site:
         """This machine.  Raises CannotRun."""
@@ -77,27 +102,51 @@ class Connector:
         interpreters.ask(python)
         return python
 
-    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int) -> Site:
-        """The place on one host, of which so many were leased.  Raises CannotRun, DriverError."""
+    def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
+        """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
+        from .transfer import Depot
+        from .wire import Wire
+
+        root = root or host.root
+        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
+        jobs = there(wire)
+        jobs.wake()  # it comes up while we ask
+        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
+        return Reached(python, jobs, depot, asyncio.gather(asked, self._open(depot)))
+
+    @contextlib.asynccontextmanager
+    async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
+        """Machines of which places will be taken: our streams are opened while they are asked what they have, and while places are taken.
+
+        The caller takes out those that are places now; the others are let go of.
+        """
+        hosts = driver.standing() if isinstance(driver, Standing) else {}
+        some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
+        found = {name: self.reach(f"{self._name} {name}", host, host.python, driver.traits) for name, host in some.items()}
+        try:
+            yield found
+        finally:
+            for each in found.values():
+                await each.aclose()
+
+    async def _open(self, depot: Depot) -> None:
+        await depot.open()
+        await depot.expect(self._given)
+
+    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int, reached: Reached | None = None) -> Site:
+        """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
         slots = None if traits.allocates else places
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
-        from .transfer import Depot
-        from .wire import Wire
-
-        python = lease.data.get("python", "python3")
-        root = lease.data.get("root") or host.root
-        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
-        jobs = there(wire)
-        jobs.wake()  # it comes up while we ask
-        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
-        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        reached = reached or self.reach(name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", ""))
+        python, jobs, depot = reached.python, reached.jobs, reached.depot
         try:
-            said, _ = await asyncio.gather(asked, depot.open())
+            said, _ = await reached.answers
         except BaseException as error:
-            await jobs.aclose()
+            await reached.aclose()
             if isinstance(error, Infrastructure):
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from drivers import DRIVERS
+from drivers import DRIVERS, FREE
 from drivers.base import Closing, Driver, DriverError, Excluding, Offer, Rejected, Wish
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
@@ -54,7 +54,7 @@ def left_out(excluded: Mapping[str, int]) -> str:
 
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
-    driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name != "local" else None
+    driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
     return driver if driver is not None and driver.traits.priced else None
 
 
@@ -66,7 +66,7 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
             raise CannotRun(f"the driver {free[0]} rents nothing", fix="`recipe offers --driver all` asks those that do")
         return {name: driver for name, driver in found.items() if driver is not None}
     able: dict[str, Driver] = {}
-    for name in {*DRIVERS, *ws.config.drivers} - {"local", "ssh"}:
+    for name in {*DRIVERS, *ws.config.drivers} - {*FREE}:
         try:
             if (driver := renting(ws, name)) is not None:
                 able[name] = driver

@@ -6,11 +6,12 @@ back when no step does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from drivers.base import (
     SAVES,
     Accounted,
     Closing,
+    Driver,
     DriverError,
     Ending,
     Excluding,
@@ -40,7 +42,7 @@ from . import interpreters
 from .away import Away
 from .budget import LEAST, TERM
 from .client import Client
-from .connect import Connector, measure
+from .connect import Connector, Reached, measure
 from .head import Heading
 from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
@@ -83,6 +85,10 @@ class HostPool:
     """The stack that the run is on, by its name in the settings."""
     keep_alive: bool = False
     """Leave the machine that is kept for the stack running after the run."""
+    driver: Driver | None = None
+    """One that has begun to connect already; by default it is made when places are opened."""
+    given: Collection[str] = ()
+    """Contents that the first steps are given."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker of another machine had for this run."""
     unmet: dict[Need, str] = field(default_factory=dict)
@@ -159,7 +165,7 @@ class HostPool:
 
         Raises Busy when all is taken, DriverError.
         """
-        self._connector = Connector(self.ws, self.name, self.python, self.say)
+        self._connector = Connector(self.ws, self.name, self.python, self.say, self.given)
         self.here = self._connector.here(self.local)
         self._opened.append(self.here)
         if not self.away:
@@ -191,11 +197,14 @@ class HostPool:
             if not kept:
                 await self.allocate()
             return
-        for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
-            needed = self._wish.need.nodes - len(self.head.sites)
-            missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
-            if missing > 0 or offer.id in kept:
-                await self._take(offer, missing, Need(), kept.pop(offer.id, []))
+        async with self._connector.reached(self._of().driver, want) as reached:
+            for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
+                needed = self._wish.need.nodes - len(self.head.sites)
+                missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
+                if (missing > 0 or offer.id in kept) and await self._take(
+                    offer, missing, Need(), kept.pop(offer.id, []), reached=reached.get(offer.id)
+                ):
+                    reached.pop(offer.id, None)
 
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
@@ -325,13 +334,7 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        held = [*self._opened, *self.head.sites, *self.inventory.sites]
-        for site in held if not self.priced else ():
-            if isinstance(site, Away) and not site.lost:
-                with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-                    await site.depot.sweep(every=SWEEP)
-        for site in held:
-            await site.aclose()
+        await asyncio.gather(*(_left(site, sweep=not self.priced) for site in [*self._opened, *self.head.sites, *self.inventory.sites]))
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -356,8 +359,7 @@ class HostPool:
         settings = self.ws.config.driver(self.name)
         self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
         self.spot = Spot(market_of(settings))
-        python = "" if self.python == interpreters.CURRENT else self.python
-        driver = driver_of(self.name, settings, self.hosts, str(self.ws.home), python)
+        driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
         leases = KeptLeases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
@@ -382,7 +384,13 @@ class HostPool:
         return offers
 
     async def _take(
-        self, offer: Offer, want: int, need: Need, kept: Sequence[LeaseRow] = (), ready: Callable[[Site], Awaitable[object]] | None = None
+        self,
+        offer: Offer,
+        want: int,
+        need: Need,
+        kept: Sequence[LeaseRow] = (),
+        ready: Callable[[Site], Awaitable[object]] | None = None,
+        reached: Reached | None = None,
     ) -> Sequence[Site]:
         """As many places on one machine as are free and wanted, beside those `kept`; empty when there is none.
 
@@ -393,7 +401,7 @@ class HostPool:
             with self._usable(offer):
                 while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))) is not None:
                     taken.append(row)
-            return await self._enter(offer, [*kept, *taken], ready) if kept or taken else ()
+            return await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
         except Exception as error:
             await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
             raise
@@ -407,7 +415,13 @@ class HostPool:
             fix = "make room there, or name a folder that can be written as `root` in the driver's settings; `recipe doctor` says what it lacks"
             raise CannotRun(f"{self.name} {offer.id} cannot be used: {error}", fix=fix) from error
 
-    async def _enter(self, offer: Offer, rows: Sequence[LeaseRow], ready: Callable[[Site], Awaitable[object]] | None = None) -> Sequence[Site]:
+    async def _enter(
+        self,
+        offer: Offer,
+        rows: Sequence[LeaseRow],
+        ready: Callable[[Site], Awaitable[object]] | None = None,
+        reached: Reached | None = None,
+    ) -> Sequence[Site]:
         """The place that these leases on one machine give us, or the nodes of a lease, when they are up; empty when they are gone, and given back.
 
         Raises CannotRun.
@@ -421,7 +435,8 @@ class HostPool:
                     await measure(offer, need_of(rows[0]), hosts[0])
                     self._of().measured(rows[0])
                 traits = self._of().driver.traits
-                sites = [await self._connector.place(offer, lease_of(rows[0]), host, traits, places=len(rows)) for host in hosts]
+                lease = lease_of(rows[0])
+                sites = [await self._connector.place(offer, lease, host, traits, places=len(rows), reached=reached) for host in hosts]
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
             await self._of().close({row.key for row in rows}, str(error))
@@ -438,6 +453,19 @@ class HostPool:
                 if self._of().driver.traits.notice:
                     self._upkeep.watch(site, host)
         return sites
+
+
+def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
+    """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
+    return driver_of(name, ws.config.driver(name), hosts, str(ws.home), "" if python == interpreters.CURRENT else python)
+
+
+async def _left(site: Site, *, sweep: bool) -> None:
+    """Let go of a place."""
+    if sweep and isinstance(site, Away) and not site.lost:
+        with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
+            await site.depot.sweep(every=SWEEP)
+    await site.aclose()
 
 
 def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:

@@ -104,6 +104,10 @@ class Depot:
         """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
         return await self._sender.have(contents)
 
+    async def expect(self, contents: Collection[str]) -> None:
+        """Ask how these stand there, before any is sent: that need not be asked then."""
+        await self._sender.expect(contents)
+
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
         await self._sender.send(sources, manifests or {})
@@ -114,8 +118,11 @@ class Depot:
 
     # -- attempts
 
-    async def stage(self, name: str, parcel: Parcel) -> str:
-        """Make the attempt directory `name` there, and answer its path.  One that was staged already stays as it is."""
+    async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> str:
+        """Make the attempt directory `name` there, and answer its path.  One that was staged already stays as it is.
+
+        It stands once the contents `coming`, which are being sent, are there.  Raises Gone when that takes long.
+        """
         at = f"at/{name}"
         plain = [(Entry(f"{at}/{path}", "x" if executable else "f", len(data), ""), data) for path, (data, executable) in parcel.files.items()]
         plain += [(Entry(f"{at}{ending}", "f", len(data), ""), data) for ending, data in parcel.beside.items()]
@@ -135,7 +142,8 @@ class Depot:
             stamp = stamp_of([Entry(entry.path[3:], *entry[1:]) for entry in made])
 
         async def once() -> None:
-            if not await self.wire.once("stage", name, stamp, list(parcel.states.values()), read=bool, data=data):
+            awaited = [name_of(content) for content in coming]
+            if not await self.wire.once("stage", name, stamp, list(parcel.states.values()), awaited, read=bool, data=data):
                 raise Garbled
 
         await self.wire.patiently(once)

@@ -40,6 +40,7 @@ class Sender:
         self._wire, self._likeness = wire, Likeness(wire, recall)
         self.neighbour = Neighbour(wire)
         self._turns: dict[str, asyncio.Lock] = {}
+        self._ahead: _Standing | None = None  # of what is expected to be sent
 
     async def have(self, contents: Collection[str]) -> set[str]:
         """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
@@ -47,6 +48,11 @@ class Sender:
             return set()
         known = {name_of(content): content for content in contents}
         return {known[name] for name in await self._wire.ask("have", list(known), read=words_of) if name in known}
+
+    async def expect(self, contents: Collection[str]) -> None:
+        """Ask how these stand there, before any is sent: that need not be asked then."""
+        if contents:
+            self._ahead = await self._wire.ask("begin", [name_of(content) for content in contents], read=_standing)
 
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
@@ -95,13 +101,24 @@ class Sender:
                 await self._place(cargo, meter)
 
     async def _begin(self, wanted: Collection[str]) -> _Standing:
-        standing = await self._wire.ask("begin", list(wanted), read=_standing)
+        standing = self._taken(wanted)
+        if standing is None:
+            standing = await self._wire.ask("begin", list(wanted), read=_standing)
         if standing.how.keys() != set(wanted):
             raise Corrupt(f"{self._wire.name} answers something else than it was asked", fix="look at who that host is")
         for sender, theirs in standing.theirs.items():
             if sender in standing.silent or _dead(sender):
                 standing.how.update({name: "partial" for name in await self._wire.ask("adopt", sender, theirs, read=words_of)})
         return standing
+
+    def _taken(self, wanted: Collection[str]) -> _Standing | None:
+        """What was asked ahead of all of these.  It is believed once: what is asked again has changed."""
+        ahead = self._ahead
+        if ahead is None or not ahead.how.keys() >= set(wanted):
+            return None
+        theirs = {sender: [name for name in names if name in wanted] for sender, names in ahead.theirs.items()}
+        theirs = {sender: names for sender, names in theirs.items() if names}
+        return ahead._replace(how={name: ahead.how.pop(name) for name in wanted}, theirs=theirs)
 
     async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> Cargo:
         manifest = manifests.get(content)

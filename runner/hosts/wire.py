@@ -101,7 +101,9 @@ class Wire:
         self._squeezer = Squeezer()
 
     async def open(self) -> None:
-        """Make the folders there, and find out where they are."""
+        """Make the folders there, and find out where they are.  As many streams as a near host gets come up, and one of them is waited for."""
+        while self._count < LANES:
+            self._begin()
 
         async def once() -> None:
             async with self._held():

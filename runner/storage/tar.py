@@ -184,14 +184,10 @@ def _block(name: bytes, kind: str, size: int, link: bytes = b"", prefix: bytes =
     return start + _TAILS[kind]
 
 
-def member_path(raw: bytes, *, folder: bool = False) -> str:
-    """A member's name as a path below the top; empty for the top itself.  Raises BadArchive for a name that leads elsewhere."""
+def member_path(raw: bytes) -> str:
+    """A member's name as a path below the top.  Raises BadArchive for a name that leads elsewhere."""
     if raw[:2] == b"./":
         raw = raw[2:]
-    if folder:
-        raw = raw.rstrip(b"/")
-        if raw == b"" or raw == b".":
-            return ""
     if len(raw) > _PATH_MAX or b"\0" in raw:
         raise BadArchive(f"{raw[:80]!r} is no name")
     for part in raw.split(b"/"):

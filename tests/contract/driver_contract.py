@@ -47,6 +47,7 @@ from drivers.base import (
     Prolonging,
     Rejected,
     Skipping,
+    Standing,
     Visiting,
     Wish,
 )
@@ -686,6 +687,24 @@ class VisitingContract(LeaseContract):
         asyncio.run(look())
 
 
+class StandingContract(LeaseContract):
+    def test_machines_are_connected_to_and_prepared_before_a_place_is_taken(self, place: Path) -> None:
+        async def look() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Standing)
+            await driver.connect()
+            hosts = driver.standing()
+            assert hosts.keys() == {offer.id for offer in await driver.offers(Wish())}
+            for host in hosts.values():
+                assert await gathered(host.call((SH, "-c", "echo here"))) == b"here\n"
+            assert not await driver.leases()
+            await (await self.host(driver)).aclose()  # a place on it is taken as ever
+            for host in hosts.values():
+                await host.aclose()
+
+        asyncio.run(look())
+
+
 class ClosingContract(LeaseContract):
     def test_closing_a_driver_leaves_leases_and_jobs(self, place: Path) -> None:
         async def act() -> None:
@@ -883,6 +902,7 @@ PARTS: dict[type[LeaseContract], type] = {
     AccountedContract: Accounted,
     SkippingContract: Skipping,
     VisitingContract: Visiting,
+    StandingContract: Standing,
     ClosingContract: Closing,
     MarkingContract: Marking,
     PausingContract: Pausing,

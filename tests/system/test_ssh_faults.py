@@ -642,6 +642,22 @@ def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path)
     run(meet())
 
 
+def test_what_was_wrong_when_it_connected_ahead_is_told_once_and_then_asked_again(tmp_path: Path) -> None:
+    async def meet() -> None:
+        driver = Ssh(**machine.settings())
+        machine.stop()
+        await driver.connect()
+        assert not driver.standing()
+        machine.start()
+        with pytest.raises(Unreachable):
+            await driver.offers(Wish())
+        assert len(await driver.offers(Wish())) == 1
+        await driver.aclose()
+
+    with Sshd(tmp_path / "sshd") as machine:
+        run(meet())
+
+
 def test_when_no_server_can_be_asked_the_reasons_are_the_error(server: Sshd) -> None:
     async def meet() -> None:
         with pytest.raises(Unreachable, match=r"cannot be reached(.|\n)*cannot be reached"):

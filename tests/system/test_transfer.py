@@ -394,6 +394,49 @@ def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypat
     go(check)
 
 
+def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_count_as_a_change(go: Go) -> None:
+    async def check(town: Town) -> None:
+        data = town.place / "data"
+        data.write_bytes(b"data")
+        content = files.scan(data)
+        staging = asyncio.ensure_future(town.depot.stage("early", Parcel(links={"in": content}), (content,)))
+        await town.depot.send({content: str(data)})
+        attempt = Path(await staging)
+        assert (attempt / "in").read_bytes() == b"data"
+        assert (await town.depot.take(str(attempt), [])).changed == ()
+
+    go(check)
+
+
+def test_an_attempt_whose_input_does_not_come_is_not_made(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(town: Town) -> None:
+        with pytest.raises(wire.Gone):
+            await town.depot.stage("early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",))
+        assert not os.listdir(town.place / "there/attempts")
+
+    go(check)
+
+
+def test_what_was_asked_ahead_is_not_asked_again_and_is_believed_once(go: Go) -> None:
+    asked: list[str] = []
+
+    async def check(town: Town) -> None:
+        paths = [town.place / name for name in ("one", "two", "three")]
+        for path in paths:
+            path.write_text(path.name)
+        contents = [files.scan(path) for path in paths]
+        await town.depot.expect(contents[:2])
+        town.wire.before = asked.append
+        await town.depot.send({contents[0]: str(paths[0])})
+        assert "begin" not in asked
+        await town.depot.send({contents[0]: str(paths[0])})
+        await town.depot.send({contents[1]: str(paths[1]), contents[2]: str(paths[2])})
+        assert asked.count("begin") == 2
+        assert await town.depot.have(contents) == set(contents)
+
+    go(check)
+
+
 def test_many_who_send_the_same_at_once_all_succeed(go: Go) -> None:
     async def check(town: Town) -> None:
         top = town.tree()

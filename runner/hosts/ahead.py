@@ -1,0 +1,62 @@
+"""A driver connects while the rest of a run is still being prepared, so that this costs no time of its own.  Knows no steps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from drivers.base import Closing, Driver, Standing
+
+
+class Ahead:
+    """A driver on the event loop that the run goes on with.  Nothing is taken or rented; what is wrong is told to who asks the driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._loop = asyncio.new_event_loop()
+        self._connecting: asyncio.Task[None] = self._loop.create_task(self._connect())
+        self._over = threading.Event()  # a thread whose join was interrupted by a signal counts as ended
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, once it has connected or failed to.  What a host is met with is loaded meanwhile."""
+        from . import transfer  # noqa: F401
+        from .stream import program
+
+        program()
+        self._over.wait()
+        return self._loop
+
+    def close(self) -> None:
+        """Let go of what no run went on with."""
+        if self._loop.is_closed():
+            return
+        if not self._over.is_set():
+            self._loop.call_soon_threadsafe(self._connecting.cancel)
+        self._over.wait()
+        if isinstance(self.driver, Closing):
+            self._loop.run_until_complete(self.driver.aclose())
+        self._loop.close()
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._connecting)
+        finally:
+            self._over.set()
+
+    async def _connect(self) -> None:
+        if isinstance(self.driver, Standing):
+            await self.driver.connect()
+
+
+@contextlib.contextmanager
+def ahead(driver: Driver) -> Iterator[Ahead]:
+    """Connect from now on."""
+    made = Ahead(driver)
+    try:
+        yield made
+    finally:
+        made.close()
