@@ -18,7 +18,7 @@ import pytest
 
 from tests.library.siblings import siblings
 from tests.library.test_text_train import QUESTIONS, TOPICS, prepare, training, weights
-from tests.system.test_sft_trainer import BASE, checkpoints, program, run, signal_at
+from tests.system.test_sft_trainer import BASE, checkpoints, run, signal_at
 
 pytestmark = pytest.mark.xdist_group("text")
 LENGTH = 64
