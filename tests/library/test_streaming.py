@@ -177,11 +177,11 @@ def test_a_killed_training_from_a_stream_ends_in_the_same_bits(processes: int, t
 
 @pytest.mark.proof
 def test_the_loss_is_that_of_a_training_from_tokens(tmp_path: Path) -> None:
-    """Of rows in any order, in blocks of a third of them: the mean of the last 20 of 60 steps is within 1 %, and far below that of the first step."""
+    """Of rows in any order, in blocks of 200 of the 245: the mean of the last 20 of 60 steps is within 1 %, and far below that of the first step."""
     losses, lines = {}, TOPICS.read_text().splitlines(keepends=True)
     random.Random(0).shuffle(lines)
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    for name, more in (("stored", ()), ("streamed", ("--streaming", "--shuffle-rows", len(lines) // 3))):
+    for name, more in (("stored", ()), ("streamed", ("--streaming", "--shuffle-rows", 200))):
         prepare(tmp_path / "rows.jsonl", tmp_path / name / "tokens", *more)
         flags = ("--train-embeddings", "--decay-steps", 0, *(("--stream", tmp_path / "rows.jsonl") if more else ()))
         done = run(training(tmp_path / name / "tokens", tmp_path / name, *flags, max_steps=60))
