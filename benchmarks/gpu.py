@@ -436,7 +436,7 @@ def _operations(config: dict[str, Any]) -> float:
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counted:
         model = FluxTransformer2DModel(**config)
         there = {"prompt": torch.zeros(1, 512, config["joint_attention_dim"]), "pooled": torch.zeros(1, config["pooled_projection_dim"])}
-        predict(model, torch.zeros(1, channels, side, side), torch.zeros(1), there, 1.0)
+        predict(model, torch.zeros(1, channels, side, side), torch.zeros(1), there, 1.0, torch.float32)
     return 2.0 * counted.get_total_flops()
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/training.py [sft] [flux-lora] [--seeds 3] [--steps 60] [--pixels 64]
 
-Programs in turn, one pair for each seed, with one thread: the mean of the last 20 losses, and the median of the processor time of a step,
-which others on the machine change less than the time on the clock.
+The two programs of a seed run at once, with one thread each, so that what else the machine does slows both: the mean of the last 20 losses, and the
+median of the processor time of a step, which others on the machine change less than the time on the clock.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median
 
@@ -54,6 +55,13 @@ def plain(program: str, *words: object) -> Told:
     return told["losses"], told["seconds"]
 
 
+def at_once(mine: Callable[[], Told], other: Callable[[], Told]) -> tuple[Told, Told]:
+    """What both told."""
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(mine), pool.submit(other)
+        return one.result(), two.result()
+
+
 def sft(home: Path, _: int) -> Callable[[int, int, Path], tuple[Told, Told]]:
     """Preset `smoke`: a Llama of 2 layers, 16 × 128 tokens of packed text a step."""
     tokens, base = home / "tokens", FIXTURES / "tiny-llama"
@@ -63,7 +71,7 @@ def sft(home: Path, _: int) -> Callable[[int, int, Path], tuple[Told, Told]]:
     def pair(seed: int, steps: int, out: Path) -> tuple[Told, Told]:
         same = ["--data", tokens, "--base", base, "--init", "random", "--out", out / "weights", "--max-steps", steps, "--rank", 8, "--alpha", 16,
                 "--global-batch", 16, "--micro-batch", 8, "--learning-rate", 0.01, "--train-embeddings", "--seed", seed]  # fmt: skip
-        return ours("text_train.py", out, *same), plain("plain_sft.py", *same)
+        return at_once(lambda: ours("text_train.py", out, *same), lambda: plain("plain_sft.py", *same))
 
     return pair
 
@@ -81,8 +89,8 @@ def flux(home: Path, pixels: int) -> Callable[[int, int, Path], tuple[Told, Told
         same = ["--manifest", data / "manifest.jsonl", "--latents", home / "latents", "--text", home / "text", "--base", base, *drawn, "--rank", 16,
                 "--alpha", 16, "--global-batch", 8, "--micro-batch", 8, "--max-steps", steps, "--learning-rate", 0.01, "--seed", seed]  # fmt: skip
         more = [word for name in ("adapter", "snapshots", "report") for word in (f"--{name}", out / name)]
-        mine = ours("image_train.py", out, *same, *more, "--family", "flux", "--objective", "logit_normal", "--sample-every", 0)
-        return mine, plain("plain_flux.py", *same)
+        more += ["--family", "flux", "--objective", "logit_normal", "--sample-every", 0]
+        return at_once(lambda: ours("image_train.py", out, *same, *more), lambda: plain("plain_flux.py", *same))
 
     return pair
 

@@ -111,10 +111,13 @@ def times(timesteps: str, alpha: float, shape: tuple[int, ...] = ()) -> torch.Te
     return t if timesteps == "logit_normal" else alpha / (alpha + 1 / t - 1)
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
-    """What the model says for noised latents (B, C, h, w) at times (B,), with conditions that have B first.  The same shape, 32 bits."""
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float, dtype: torch.dtype) -> torch.Tensor:
+    """What the model says for noised latents (B, C, h, w) at times (B,), with conditions that have B first.  The same shape, 32 bits.
+
+    `dtype` is the model's: to ask the model walks through all of its modules, at every step.
+    """
     batch, channels, height, width = noised.shape
-    dtype, where = model.dtype, noised.device
+    where = noised.device
     patches = noised.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * 4)
     # Place of a patch: (0, row, column); text has none.
     places = torch.zeros(height // 2, width // 2, 3, device=where)

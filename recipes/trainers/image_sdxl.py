@@ -106,13 +106,13 @@ class Objective:
         return 1.0 if ratio <= self._gamma else self._gamma / ratio
 
 
-def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float) -> torch.Tensor:
+def predict(model: Any, noised: torch.Tensor, t: torch.Tensor, conditions: Tensors, guidance: float, dtype: torch.dtype) -> torch.Tensor:
     """What the model says for noised latents (B, 4, h, w) at steps (B,), with conditions that have B first.  The same shape, 32 bits.
 
     `sizes` (B, 6) has the original's height and width, the crop's upper and left corner, the height and width that are aimed at (Podell et al. 2023,
     arXiv 2307.01952, section 2.2).  They stay in 32 bits: bf16 has no odd numbers above 256.
+    `dtype` is the model's.
     """
-    dtype = model.dtype
     said = model(
         noised.to(dtype), t, encoder_hidden_states=conditions["prompt"].to(dtype),
         added_cond_kwargs={"text_embeds": conditions["pooled"].to(dtype), "time_ids": conditions["sizes"]}, return_dict=False,

@@ -188,16 +188,19 @@ class Images:
 
     def __init__(self, options: argparse.Namespace, chosen: Sequence[Row]) -> None:
         self._files = Files()
-        self._latents, self._text, self.rows = options.latents, options.text, chosen
+        self.rows = chosen
+        # Made once: to put a path together and to hash it takes longer than to look up what it leads to.
+        self._latents = [options.latents / f"{row.id}.safetensors" for row in chosen]
         self._orders = [orders(row.caption, 1 if row.held_out else options.tag_orders, options.keep_tags) for row in chosen]
-        missing = [row.id for row in chosen if not (self._latents / f"{row.id}.safetensors").is_file()]
+        missing = [row.id for row, file in zip(chosen, self._latents, strict=True) if not file.is_file()]
         captions = {caption for each in self._orders for caption in each} | ({""} if options.caption_dropout else set())
-        missing += [caption for caption in sorted(captions) if not (self._text / caption_file(caption)).is_file()]
+        self._text = {caption: options.text / caption_file(caption) for caption in captions}
+        missing += [caption for caption in sorted(captions) if not self._text[caption].is_file()]
         if missing:
             fail(f"latents or text do not belong to this manifest: they lack {', '.join(missing[:5])}")
         self._lengths: dict[str, int] = {}
         for caption in captions:
-            with safe_open(self._text / caption_file(caption), "pt") as read:
+            with safe_open(self._text[caption], "pt") as read:
                 self._lengths[caption] = read.get_slice("prompt").get_shape()[0]
 
     def __len__(self) -> int:
@@ -217,11 +220,11 @@ class Images:
 
     def latent(self, index: int) -> torch.Tensor:
         """(channels, height / 8, width / 8), 32 bits."""
-        return self._files.read(self._latents / f"{self.rows[index].id}.safetensors")["latent"]
+        return self._files.read(self._latents[index])["latent"]
 
     def mask(self, index: int) -> torch.Tensor | None:
         """(1, height / 8, width / 8): how much of each place is to be learned, 0 to 1; None where that is all of it."""
-        return self._files.read(self._latents / f"{self.rows[index].id}.safetensors").get("mask")
+        return self._files.read(self._latents[index]).get("mask")
 
     def conditions(self, examples: Sequence[Example]) -> dict[str, torch.Tensor]:
         """What there is beside several latents, batch first: the embeddings of their captions, `sizes`, pixels, and `mask` where one of them has one.
@@ -229,7 +232,7 @@ class Images:
         Sizes are heights and widths: of the original, of the corner where the crop begins, of the image as it is learned.
         """
         chosen = [self.rows[example.index] for example in examples]
-        read = [self._files.read(self._text / caption_file(self._caption(example))) for example in examples]
+        read = [self._files.read(self._text[self._caption(example)]) for example in examples]
         sizes = [(*row.original[::-1], *row.corner[::-1], row.height, row.width) for row in chosen]
         found = {name: torch.stack([one[name] for one in read]) for name in read[0]} | {"sizes": torch.tensor(sizes, dtype=torch.float32)}
         masks = [self.mask(example.index) for example in examples]
@@ -347,7 +350,7 @@ class Training:
         weights = torch.tensor([one[3] for one in drawn], device=where)
         with self._accelerator.autocast():
             there = {name: value.to(where, non_blocking=True) for name, value in conditions.items()}
-            said = self._family.predict(self.model, noised, times, there, self._options.guidance)
+            said = self._family.predict(self.model, noised, times, there, self._options.guidance, self._dtype)
         squared = (said - target).square()
         if "mask" not in there:
             return (squared.flatten(1).mean(1) * weights).sum()

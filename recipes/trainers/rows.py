@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".txt")
@@ -16,10 +17,15 @@ class BadData(Exception):
     """The data set cannot be used."""
 
 
+Place = tuple[int, int]
+"""Where in a file reading may go on: at a byte, after so many lines; of CSV and Parquet, whose rows only a reader finds, at 0 after so many rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     where: str  # FILE:LINE, or FILE row N where a format has no lines
     value: dict[str, object]
+    after: Place = (0, 0)  # where the next one begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +49,22 @@ def files(path: Path) -> tuple[list[Path], list[Path]]:
     return good, [item for item in inside if item.suffix.lower() not in SUFFIXES]
 
 
-def read(file: Path, name: str) -> Iterator[Row | Bad]:
-    """The rows of one file, under the name that messages give it."""
+def read(file: Path, name: str, begin: Place = (0, 0)) -> Iterator[Row | Bad]:
+    """The rows of one file from `begin` on, under the name that messages give it."""
     readers = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".txt": _text}
     try:
-        yield from readers[file.suffix.lower()](file, name)
+        yield from readers[file.suffix.lower()](file, name, begin)
     except OSError as error:
         raise BadData(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
-def _jsonl(file: Path, name: str) -> Iterator[Row | Bad]:
+def _jsonl(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
+    at, before = begin
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        lines.seek(at)
+        for number, line in enumerate(lines, before + 1):
             where = f"{name}:{number}"
+            at += len(line)
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
@@ -72,12 +81,18 @@ def _jsonl(file: Path, name: str) -> Iterator[Row | Bad]:
                 yield Bad(where, "not usable JSON: nested too deeply")
                 continue
             if isinstance(value, dict):
-                yield Row(where, value)
+                yield Row(where, value, (at, number))
             else:
                 yield Bad(where, f'{kind(value)} where an object is expected; each line holds one object, as in {{"text": "…"}}')
 
 
-def _csv(file: Path, name: str) -> Iterator[Row | Bad]:
+def _csv(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
+    # A line end may be inside a field: only who reads from the front knows where a row begins.
+    for number, row in enumerate(islice(_csv_rows(file, name), begin[1], None), begin[1] + 1):
+        yield Row(row.where, row.value, (0, number)) if isinstance(row, Row) else row
+
+
+def _csv_rows(file: Path, name: str) -> Iterator[Row | Bad]:
     csv.field_size_limit(1 << 30)
     # A byte that is no UTF-8 becomes a surrogate here and is found again below: a strict decoder would end the reader with the row.
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
@@ -106,38 +121,46 @@ def _csv(file: Path, name: str) -> Iterator[Row | Bad]:
                 yield Row(where, dict(zip(header, cells, strict=True)))
 
 
-def _parquet(file: Path, name: str) -> Iterator[Row | Bad]:
+def _parquet(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
     import pyarrow as arrow  # type: ignore[import-untyped]
     import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
     number = 0
     try:
         with parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(1024):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{name} row {number}", value)
+            for group in range(table.num_row_groups):
+                if number + (rows := table.metadata.row_group(group).num_rows) <= begin[1]:
+                    number += rows
+                    continue
+                for batch in table.iter_batches(1024, row_groups=[group]):
+                    for value in batch.to_pylist():
+                        number += 1
+                        if number > begin[1]:
+                            yield Row(f"{name} row {number}", value, (0, number))
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         yield Bad(f"{name} row {number + 1}" if number else name, f"not Parquet: {str(error).splitlines()[0]}")
 
 
-def _text(file: Path, name: str) -> Iterator[Row | Bad]:
+def _text(file: Path, name: str, begin: Place) -> Iterator[Row | Bad]:
+    at, before = begin
     with file.open("rb") as lines:
+        lines.seek(at)
         block: list[bytes] = []
-        size, first, number = 0, 1, 0
-        for number, line in enumerate(lines, 1):
+        size, first, number = 0, before + 1, before
+        for number, line in enumerate(lines, before + 1):
             if block and size + len(line) > BLOCK:
-                yield _text_row(f"{name}:{first}", b"".join(block))
+                at += size
+                yield _text_row(f"{name}:{first}", b"".join(block), (at, number - 1))
                 block, size, first = [], 0, number
             block.append(line)
             size += len(line)
         if block:
-            yield _text_row(f"{name}:{first}", b"".join(block))
+            yield _text_row(f"{name}:{first}", b"".join(block), (at + size, number))
 
 
-def _text_row(where: str, data: bytes) -> Row | Bad:
+def _text_row(where: str, data: bytes, after: Place) -> Row | Bad:
     try:
-        return Row(where, {"text": data.decode("utf-8-sig")})
+        return Row(where, {"text": data.decode("utf-8-sig")}, after)
     except UnicodeDecodeError as error:
         file, _, first = where.rpartition(":")
         return Bad(f"{file}:{int(first) + data.count(10, 0, error.start)}", _not_utf8(error))

@@ -6,23 +6,28 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import rows
 from layouts import LAYOUTS, MORE, Message, Strange, conversation, functions, layout_of, messages, names, thought
-from rows import Bad, BadData, Row, files, kind, read
+from rows import Bad, BadData, Place, Row, files, kind, read
 from tokens import Writer, pack
 from vocabulary import Vocabulary
 
 COLUMNS = {"text": ("text",), "prompt-completion": ("prompt", "completion"), "messages": ("messages",)}
+TEMPLATE = "chat_template.jinja"  # beside the tokens of a data set that is read while training
 TOOLS = "tools"  # a column that rows of messages may have
 SHOWN = 20  # complaints that are printed
 ENOUGH = 1000  # bad rows after which reading stops: the file is not what one thought
 BATCH = 512  # rows tokenised at a time
+HEAD = 20 * BATCH  # rows that a data set is judged by which is read while training
+MOST = 1 << 24  # … or so many tokens, whichever come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Sample:
     digest: int
     text: str
     spans: tuple[tuple[int, int], ...] | None
+    after: tuple[int, Place] = (0, (0, 0))  # where the next row begins: the number of a file, and where in it
 
 
 @dataclass(slots=True)
@@ -65,7 +71,7 @@ def prepare(options: argparse.Namespace) -> str:
     good, ignored = files(options.data)
     columns = _columns(options.columns)
     counts = Counts()
-    reading = _Reading(options.format, columns, vocabulary, counts)
+    reading = Reading(options.format, columns, vocabulary, counts)
 
     store = Writer(options.out, wide=vocabulary.tokenizer.get_vocab_size() > 1 << 16)
     owners: list[int] = []  # row digest of each document
@@ -73,25 +79,30 @@ def prepare(options: argparse.Namespace) -> str:
     samples = reading.samples(good, options.data, max(options.max_bad_rows, ENOUGH))
     highest = 0
     while batch := list(islice(samples, BATCH)):
-        for sample, (tokens, learned) in zip(batch, _encode(batch, vocabulary, reading.format), strict=True):
+        for sample, (tokens, learned) in zip(batch, encode(batch, vocabulary, reading.format), strict=True):
             highest = max(highest, *tokens)
-            pieces = _pieces(tokens, learned, options.max_length, reading.format, counts)
-            for piece, marks in pieces:
+            for piece, marks in pieces(tokens, learned, options.max_length, reading.format, counts):
                 store.add(piece, marks)
                 owners.append(sample.digest)
             counts.duplicate_rows += sample.digest in seen
             seen.add(sample.digest)
+        if options.streaming and (counts.rows >= HEAD or store.starts[-1] >= MOST):
+            break
 
     _judge(counts, options.max_bad_rows, [file.name for file in good])
     if vocabulary.size and highest >= vocabulary.size:
         raise BadData(f"the tokenizer made token {highest}, the base model knows {vocabulary.size}: they do not belong together")
     if not owners:
         raise BadData(f"none of {counts.rows} rows leaves anything to learn within max_length {options.max_length}")
-    held_out = _held_out(owners, options.eval_fraction, options.seed)
+    below = _held_out_below(owners, options.eval_fraction, options.seed)
+    held_out = {row for row in set(owners) if is_held_out(row, options.seed, below)}
     lengths = [end - begin for begin, end in zip(store.starts, store.starts[1:], strict=False)]
     splits: dict[str, list[int]] = {"train": [], "held_out": []}
     for document, owner in enumerate(owners):
-        splits["held_out" if owner in held_out else "train"].append(document)
+        if owner in held_out:
+            splits["held_out"].append(document)
+        elif not options.streaming:
+            splits["train"].append(document)
     sequences = {name: pack(lengths, members, options.max_length) if options.packing else [[n] for n in members] for name, members in splits.items()}
     end = vocabulary.end_of(chat=reading.format == "messages")
     manifest = store.close(sequences, {
@@ -111,6 +122,7 @@ def prepare(options: argparse.Namespace) -> str:
         "split_rows": counts.split_rows,
         "rows_without_anything_to_learn": counts.rows_without_anything_to_learn,
         "turns_not_learned": counts.turns_not_learned,
+        **({"stream": _for_stream(options, reading, columns, below)} if options.streaming else {}),
     })  # fmt: skip
     lines = [_summary(manifest, counts)]
     if reading.format == "messages" and vocabulary.turn_end != end:
@@ -119,7 +131,22 @@ def prepare(options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-class _Reading:
+def _for_stream(options: argparse.Namespace, reading: Reading, columns: dict[str, str], below: bytes) -> dict[str, object]:
+    """What the training has to know to read the rows as they were read here."""
+    if options.chat_template:
+        shutil.copyfile(options.chat_template, options.out / TEMPLATE)
+    return {
+        "format": reading.layout or reading.format,
+        "columns": columns,
+        "eos_token": options.eos_token,
+        "seed": options.seed,
+        "held_out_below": below.hex(),
+        "shuffle_rows": options.shuffle_rows,
+        "text_block": rows.BLOCK,
+    }
+
+
+class Reading:
     """From rows to samples; decides the format at the first row.  Rows of another layout become messages."""
 
     def __init__(self, wanted: str, columns: dict[str, str], vocabulary: Vocabulary, counts: Counts) -> None:
@@ -129,14 +156,16 @@ class _Reading:
         self._vocabulary = vocabulary
         self._counts = counts
 
-    def samples(self, good: list[Path], root: Path, enough: int) -> Iterator[Sample]:
-        for file in good:
+    def samples(self, good: list[Path], root: Path, enough: int, begin: tuple[int, Place] = (0, (0, 0))) -> Iterator[Sample]:
+        """What the files at `root` have to learn from, from `begin` on.  It ends after `enough` bad rows."""
+        for number, file in enumerate(good[begin[0] :], begin[0]):
             name = file.name if file == root else str(file.relative_to(root))
-            for row in read(file, name):
+            for row in read(file, name, begin[1] if number == begin[0] else (0, 0)):
                 found = self._sample(row) if isinstance(row, Row) else row
                 if isinstance(found, Sample):
+                    assert isinstance(row, Row)
                     self._counts.rows += 1
-                    yield found
+                    yield replace(found, after=(number, row.after))
                     continue
                 self._counts.bad_rows += 1
                 if len(self._counts.complaints) < SHOWN:
@@ -220,7 +249,7 @@ def _checked(where: str, text: str, spans: tuple[tuple[int, int], ...] | None) -
     return Sample(where, int.from_bytes(hashlib.sha256(data).digest()[:8], "big"), text, spans)
 
 
-def _encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[tuple[list[int], list[int] | None]]:
+def encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[tuple[list[int], list[int] | None]]:
     # A chat template writes its own special tokens; a second beginning-of-text would be read as content.
     encoded = vocabulary.tokenizer.encode_batch([sample.text for sample in batch], add_special_tokens=form != "messages")
     for sample, row in zip(batch, encoded, strict=True):
@@ -234,7 +263,7 @@ def _encode(batch: list[Sample], vocabulary: Vocabulary, form: str) -> Iterator[
         yield ids, learned + [1] * (len(ids) - len(learned))
 
 
-def _pieces(tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts) -> list[tuple[list[int], list[int] | None]]:
+def pieces(tokens: list[int], learned: list[int] | None, size: int, form: str, counts: Counts) -> list[tuple[list[int], list[int] | None]]:
     """Plain text is cut into pieces, so that all of it is learned; an answer is cut off at the end, where it is learned least."""
     if form == "text":
         counts.split_rows += len(tokens) > size
@@ -259,28 +288,32 @@ def _judge(counts: Counts, allowed: int, names: list[str]) -> None:
         raise BadData(f"the data set is empty: no row in {', '.join(names[:3])}{' …' if len(names) > 3 else ''}")
 
 
-def _held_out(owners: list[int], fraction: float, seed: int) -> set[int]:
-    """The rows that are kept from training, by the hash of their text: equal rows are never on both sides, and more data moves no row across."""
+def _held_out_below(owners: list[int], fraction: float, seed: int) -> bytes:
+    """The rank below which a row is kept from training: rows that are known to have one on either side, unless nothing is held out."""
     if not fraction:
-        return set()
-    rank = {row: hashlib.sha256(f"{seed}:{row}".encode()).digest() for row in set(owners)}
-    if len(rank) < 2:
+        return b""
+    ranks = {_rank(row, seed) for row in set(owners)}
+    if len(ranks) < 2:
         raise BadData("one row cannot be both learned and held out: more data, or eval_fraction=0")
     limit = int(fraction * 2**64).to_bytes(8, "big")
-    chosen = {row for row, digest in rank.items() if digest[:8] < limit}
-    if not chosen:
-        chosen = {min(rank, key=rank.__getitem__)}
-    if len(chosen) == len(rank):
-        chosen.remove(max(rank, key=rank.__getitem__))
-    return chosen
+    return min(max(limit, sorted(ranks)[1]), max(ranks))
+
+
+def is_held_out(row: int, seed: int, below: bytes) -> bool:
+    """Whether a row is kept from training, by the hash of its text: equal rows are never on both sides, and more data moves no row across."""
+    return _rank(row, seed) < below
+
+
+def _rank(row: int, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}:{row}".encode()).digest()[:8]
 
 
 def _summary(manifest: dict[str, object], counts: Counts) -> str:
-    rows, layout = counts.rows, manifest["layout"]
+    layout, first = manifest["layout"], "the first " if "stream" in manifest else ""
     form = f"{manifest['format_of_rows']} of {layout} rows" if layout else manifest["format_of_rows"]
     lines = [
-        f"data: {rows} rows ({form}), {manifest['tokens']} tokens, sequences {manifest['sequences']}",
-        f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / rows:.1%}), "
+        f"data: {first}{counts.rows} rows ({form}), {manifest['tokens']} tokens, sequences {manifest['sequences']}",
+        f"data: {counts.truncated_rows} rows truncated at {manifest['max_length']} tokens ({counts.truncated_rows / counts.rows:.1%}), "
         f"{counts.split_rows} cut into pieces, {counts.duplicate_rows} duplicates",
     ]
     if counts.bad_rows:
@@ -315,6 +348,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--eval-fraction", type=float, default=0.0)
     parser.add_argument("--max-bad-rows", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--streaming", action="store_true", help="judge the first rows, and take held-out ones from them")
+    parser.add_argument("--shuffle-rows", type=int, default=0, help="streaming: rows in memory that are shuffled among each other; 0: none")
     parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -59,10 +59,11 @@ def _page(report: dict[str, Any], tokens: Tokens) -> str:
     facts, made = tokens.manifest, report["training"]
     times = report["times_better"]
     verdict = f"Perplexity is {times:.2f} times lower." if times >= 1 else f"Perplexity is {1 / times:.2f} times HIGHER: it got worse."
+    first = "the first " if "stream" in facts else ""
     how = "every weight" if made["method"] == "full" else f"{made['method'].replace('lora', 'LoRA')} of rank {made['rank']}"
     return f"""# What was learned
 
-Judged on {report["tokens"]:,} tokens of {facts["rows_held_out"]} rows that were kept from training, of {facts["rows"]} in all.
+Judged on {report["tokens"]:,} tokens of {facts["rows_held_out"]} rows that were kept from training, of {first}{facts["rows"]}.
 
 | | loss per token | perplexity |
 |---|---|---|

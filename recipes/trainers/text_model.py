@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from loop import draw, fail, needs
-from tokens import Tokens
+from tokens import Sequences, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +88,7 @@ def identity(base: Path) -> str:
     return hashlib.sha256(repr(files).encode() + (base / "config.json").read_bytes()).hexdigest()
 
 
-def batch_of(tokens: Tokens, sequences: Sequence[int], device: torch.device, *, flat: bool = False) -> Batch:
+def batch_of(tokens: Sequences, sequences: Sequence[int], device: torch.device, *, flat: bool = False) -> Batch:
     """Sequences side by side: tokens, positions and targets, each of `len(sequences)` × the length of the longest.
 
     `flat`: one behind the other in one row, without padding, for kernels that find documents by their positions there.

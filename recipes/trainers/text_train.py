@@ -1,4 +1,4 @@
-"""Step `train` of sft@1 and cpt: learn a LoRA adapter or the whole model from a token store, on TRL's SFTTrainer.  Knows no text.
+"""Step `train` of sft@1 and cpt: learn a LoRA adapter or the whole model from a token store, or a stream, on TRL's SFTTrainer.  Knows no text.
 
 The loss of a step is the mean of −log p over its learned tokens, wherever they are: the split of the global batch does not weigh.  TRL takes log p in
 tiles and never holds the logits of a whole sequence.  What is trained depends on the settings and the global batch, not on how many processes share
@@ -8,8 +8,11 @@ it, and a training that was killed and resumed ends in the same bits as one that
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import text_record
@@ -18,10 +21,14 @@ import trl_common as common
 from adapters import adapted
 from control import Ending
 from datasets import Dataset
+from loop import fail
+from rows import BadData
+from stream_data import Stream
 from text_model import batch_of
-from tokens import Tokens, order
+from tokens import Sequences, Tokens, order
 from trl import SFTConfig, SFTTrainer
 
+PLACE = "stream.json"  # of a checkpoint: where in the data set it goes on
 GLANCE = 256  # held-out sequences that `eval_loss` looks at; step `evaluate` reads all of them
 NAMES = {"tokens": "tokens"}
 
@@ -29,18 +36,22 @@ NAMES = {"tokens": "tokens"}
 class Trainer(SFTTrainer):
     """Reads a token store in the order of its seed, and looks at held-out tokens one by one, each weighing the same."""
 
-    def __init__(self, train: Tokens, held_out: Tokens, options: argparse.Namespace, **more: Any) -> None:
-        self._held_out, self._learned = held_out, 0
+    def __init__(self, train: Tokens | Stream, held_out: Tokens, options: argparse.Namespace, **more: Any) -> None:
+        self._held_out, self._learned, self._options = held_out, 0, options
+        self._stream = train if isinstance(train, Stream) else None
         # TRL prepares text; these are tokens, and it is shown one row to begin with.
         shown = Dataset.from_dict({"sequence": [0]})
         self._flat = options.attention.startswith("flash")
         look = shown if options.eval_every else None
         super().__init__(train_dataset=shown, eval_dataset=look, data_collator=lambda rows: self._batch(train, rows), **more)
-        self.train_dataset = _Order(len(train), options)
+        self.train_dataset = _Order(None if isinstance(train, Stream) else len(train), options)
         self.processing_class = None  # or else each checkpoint has a tokenizer
 
-    def _batch(self, tokens: Tokens, sequences: Sequence[int]) -> dict[str, torch.Tensor]:
-        batch = batch_of(tokens, sequences, torch.device("cpu"), flat=self._flat)
+    def _batch(self, tokens: Sequences, sequences: Sequence[int]) -> dict[str, torch.Tensor]:
+        try:
+            batch = batch_of(tokens, sequences, torch.device("cpu"), flat=self._flat)
+        except BadData as error:
+            fail(str(error))
         # TRL looks one token ahead itself.
         labels = batch.targets.roll(1, 1)
         labels[:, 0] = -100
@@ -50,6 +61,12 @@ class Trainer(SFTTrainer):
         counted = super()._get_num_items_in_batch(batches, device)
         self._learned = int(counted) if counted is not None else 0
         return counted
+
+    def _save_checkpoint(self, *told: Any, **more: Any) -> None:
+        super()._save_checkpoint(*told, **more)
+        if self._stream is not None and common.first():
+            place = self._stream.place(self.state.global_step * self._options.global_batch)
+            (Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}" / PLACE).write_text(json.dumps(place) + "\n")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log({**logs, "tokens": self._learned} if "loss" in logs else logs, start_time)
@@ -78,25 +95,31 @@ class Trainer(SFTTrainer):
 
 
 class _Order(torch.utils.data.Dataset[int]):
-    """The numbers of all sequences that a training reads: one epoch shuffled after the other, each looked up when its turn comes."""
+    """The numbers of all sequences that a training reads: one epoch shuffled after the other, each looked up when its turn comes.
 
-    def __init__(self, length: int, options: argparse.Namespace) -> None:
+    Without a length they come in their order, as a stream has them.
+    """
+
+    def __init__(self, length: int | None, options: argparse.Namespace) -> None:
         self._length, self._seed, self._count = length, options.seed, options.max_steps * options.global_batch
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, number: int) -> int:
-        return order(self._length, self._seed, number, 1)[0]
+        return number if self._length is None else order(self._length, self._seed, number, 1)[0]
 
 
 def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--epochs", type=float, default=0.0, help="readings of all sequences, in place of max_steps")
+    parser.add_argument("--stream", type=Path, help="the data set, to be read while training")
+    parser.add_argument("--max-bad-rows", type=int, default=0, help="stream: bad rows of one reading that are left out")
     options = common.parsed(parser)
     ending = Ending()
-    train, held_out = Tokens(options.data, "train"), Tokens(options.data, "held_out")
-    if options.epochs:
+    held_out = Tokens(options.data, "held_out")
+    train = _stream(options) if options.stream else Tokens(options.data, "train")
+    if isinstance(train, Tokens) and options.epochs:
         options.max_steps = math.ceil(options.epochs * len(train) / options.global_batch)
     options.eval_every *= bool(len(held_out))
     config = common.arguments(SFTConfig, options, train_sampling_strategy="sequential", max_length=None, remove_unused_columns=False,
@@ -109,6 +132,21 @@ def main() -> None:
     if common.first():
         made = {name: getattr(options, name) for name in (*common.SETTINGS, "precision")} | {"max_steps": trainer.state.global_step}
         text_record.write(options.out, {**made, **settings, "world": config.world_size, "end_token": train.manifest["end_token"]})
+
+
+def _stream(options: argparse.Namespace) -> Stream:
+    """The data set itself, from where `options.resume` was in it.  Ends with a message where its length would have to be known."""
+    if options.epochs:
+        fail("epochs 0 is what streaming takes: how long a reading of all the data is shows at its end; say max_steps")
+    # Each process cuts all rows into tokens: a share of the processors for each.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ.get("WORLD_SIZE", "1")))))
+    try:
+        stream = Stream(options.stream, options.data, options.base, options.max_bad_rows)
+    except BadData as error:
+        fail(str(error))
+    if options.resume and (options.resume / PLACE).exists():
+        stream.begin(json.loads((options.resume / PLACE).read_text()))
+    return stream
 
 
 if __name__ == "__main__":

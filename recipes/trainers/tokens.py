@@ -12,6 +12,7 @@ import json
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,13 @@ class Writer:
         return manifest
 
 
+class Sequences(Protocol):
+    """What batches are made of."""
+
+    def documents(self, sequence: int) -> list[tuple[Integers, Integers]]:
+        """Tokens and learned marks of each document in a sequence.  The first token of a document follows nothing, so it is not learned."""
+
+
 class Tokens:
     """One split of a store, read through memory maps."""
 
@@ -75,7 +83,6 @@ class Tokens:
         return len(self._bounds) - 1
 
     def documents(self, sequence: int) -> list[tuple[Integers, Integers]]:
-        """Tokens and learned marks of each document in a sequence.  The first token of a document follows nothing, so it is not learned."""
         found = []
         for document in self._documents[int(self._bounds[sequence]) : int(self._bounds[sequence + 1])]:
             begin, end = int(self._starts[document]), int(self._starts[document + 1])
@@ -119,14 +126,15 @@ def order(length: int, seed: int, first: int, count: int) -> list[int]:
     chosen: list[int] = []
     while len(chosen) < count:
         epoch, begin = divmod(first + len(chosen), length)
-        chosen += _shuffled(length, seed, epoch)[begin : begin + count - len(chosen)].tolist()
+        chosen += shuffled(length, seed, epoch)[begin : begin + count - len(chosen)].tolist()
     return chosen
 
 
 _epoch: dict[tuple[int, int, int], Integers] = {}
 
 
-def _shuffled(length: int, seed: int, epoch: int) -> Integers:
+def shuffled(length: int, seed: int, epoch: int) -> Integers:
+    """The order in which one reading of `length` sequences has them."""
     key = (length, seed, epoch)
     if key not in _epoch:
         _epoch.clear()

@@ -500,13 +500,13 @@ def test_sdxl_is_given_the_size_of_the_original_and_the_corner_of_the_crop(encod
         given.update(added_cond_kwargs)
         return (noised,)
 
-    model.dtype = torch.bfloat16  # type: ignore[attr-defined]
     trainers.sdxl.predict(
         model,
         torch.zeros(2, 4, 8, 8),
         torch.tensor([1, 2]),
         images.conditions([trainers.train.Example(0, True), trainers.train.Example(1, True)]),
         1.0,
+        torch.bfloat16,
     )
     assert given["time_ids"].tolist() == [[300, 400, 0, 85, 64, 64], [2001, 1337, 64, 0, 64, 64]]
 

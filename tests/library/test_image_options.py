@@ -170,7 +170,7 @@ def test_what_a_mask_hides_is_not_learned_and_an_image_counts_as_one(trainers: S
         target = torch.tensor([hidden, shown]).view(1, 1, 1, 2).expand(1, 4, 2, 2)
         training = SimpleNamespace(
             _accelerator=SimpleNamespace(device="cpu", autocast=lambda: torch.enable_grad()), _options=SimpleNamespace(guidance=1.0, mask_floor=floor),
-            _family=SimpleNamespace(predict=lambda *given: torch.zeros(1, 4, 2, 2)), model=None,
+            _family=SimpleNamespace(predict=lambda *given: torch.zeros(1, 4, 2, 2)), model=None, _dtype=None,
         )  # fmt: skip
         mask = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).expand(1, 1, 2, 2)
         return float(trainers.train.Training._loss(training, [(target[0], target[0], torch.tensor(0.5), 1.0)], {"mask": mask}))
@@ -288,8 +288,9 @@ def test_with_all_of_it_a_resumed_training_ends_in_the_same_bits(optimizer: str,
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
 def test_compiled_blocks_learn_the_same_and_are_resumed_to_the_same_bits(
-    trainers: SimpleNamespace, encoded: Namespace, monkeypatch: pytest.MonkeyPatch
+    family: str, trainers: SimpleNamespace, encoded: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is traced of the blocks, for two shapes of images, run without the C++ compiler, which takes minutes: a resume begins with another shape."""
     import torch
@@ -297,7 +298,8 @@ def test_compiled_blocks_learn_the_same_and_are_resumed_to_the_same_bits(
 
     compiled = ModelMixin.compile_repeated_blocks
     monkeypatch.setattr(ModelMixin, "compile_repeated_blocks", lambda self, **more: compiled(self, backend="aot_eager", **more))
-    options = Namespace(**{**vars(encoded), "compile": True, "checkpoint_activations": True})
+    kind = encode(family, encoded.manifest.parent, trainers, tmp_path, "--tag-orders", 3, "--keep-tags", 2) if family != encoded.family else encoded
+    options = Namespace(**{**vars(kind), **ALL, "keep_tags": 2, "compile": True, "checkpoint_activations": True})
     made, plain = Bench(trainers, options), Bench(trainers, Namespace(**{**vars(options), "compile": False}))
     assert made.go(1, 3) == plain.go(1, 3)
     middle = {name: value.clone() for name, value in made.training.tensors().items()}
@@ -331,3 +333,31 @@ def test_with_all_of_it_a_killed_training_ends_in_the_same_bits(optimizer: str, 
         "checkpoints/step-000012/state.safetensors",
     ):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("family", ["flux", "sdxl"])
+def test_with_all_of_it_two_processes_learn_what_one_does(family: str, trainers: SimpleNamespace, encoded: Namespace, tmp_path: Path) -> None:
+    """The same images, captions, noise, masks and weights; sums of gradients differ in their last digits, those of a resume with two do not."""
+    from safetensors.numpy import load_file
+
+    kind = encode(family, encoded.manifest.parent, trainers, tmp_path, "--tag-orders", 3, "--keep-tags", 2) if family != encoded.family else encoded
+    options = Namespace(**{**vars(kind), **ALL, "keep_tags": 2, "ema": 0.9})
+    outs = {name: tmp_path / name for name in ("one", "two", "killed")}
+    for out in outs.values():
+        out.mkdir()
+    for processes, name in ((1, "one"), (2, "two")):
+        done = run(training(options, outs[name], max_steps=12, processes=processes), RECIPE_WORLD_SIZE=str(processes))
+        assert done.returncode == 0, done.stderr
+    losses = {name: [json.loads(line)["loss"] for line in (outs[name] / "history.jsonl").read_text().splitlines()] for name in ("one", "two")}
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
+    told = json.loads((outs["two"] / "report.json").read_text())
+    assert told["eval_loss_after"] < 0.98 * told["eval_loss_before"]
+    one, two = (load_file(outs[name] / "adapter.safetensors") for name in ("one", "two"))
+    assert all(float(abs(one[name] - two[name]).max()) <= 1e-3 * float(abs(one[name]).max()) for name in one)
+    signal_at("step 9/12", training(options, outs["killed"], max_steps=12, processes=2), signal.SIGKILL, tmp_path / "gate", RECIPE_WORLD_SIZE="2")
+    saved = outs["killed"] / "checkpoints" / "step-000005"
+    done = run(training(options, outs["killed"], "--resume", saved, max_steps=12, processes=2), RECIPE_WORLD_SIZE="2")
+    assert "resumed at step 5" in done.stdout, done.stderr
+    for name in ("adapter.safetensors", "history.jsonl", "checkpoints/step-000012/state.safetensors"):
+        assert (outs["killed"] / name).read_bytes() == (outs["two"] / name).read_bytes(), name
