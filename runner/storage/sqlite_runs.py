@@ -139,8 +139,11 @@ class SqliteRuns:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
 
+    def prepare(self, run: str) -> None:
+        self._claims[run] = self._locks.hold(_claim_name(run))
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        lock = self._locks.try_hold(_claim_name(run.id)) if who else None
+        lock = (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id))) if who else None
         fence = int(lock is not None)
         now = time.time()
         try:

@@ -41,6 +41,7 @@ else:
             pass
 """
 RUN = "python3 program.py {{ 'shepherd' if node.rank == 0 else 'worker' }} {{ outputs.o }}"
+EVERY = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
 GATED = "echo $NODE_RANK >> {root}/begun; until [ -e {root}/gate ]; do read -t 0.05 x <> <(:) || :; done"
 
 
@@ -126,6 +127,20 @@ def test_a_killed_run_finds_head_and_workers_again(space: Space, farm: int) -> N
     _, said = after.communicate(timeout=60)
     assert after.returncode == 0, said
     assert begun(space) == ["0", "1", "2"] and sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
+
+
+@pytest.mark.parametrize(
+    "point", ["lease-asked:2", *(pytest.param(point, marks=pytest.mark.proof) for point in (*EVERY, *(f"{each}:2" for each in EVERY)))]
+)
+def test_a_kill_at_any_point_of_a_lease_leaves_what_the_next_run_uses_and_gives_back(space: Space, farm: int, sshd: Sshd, point: str) -> None:  # noqa: F811
+    """Two workers and a head: each node begins once, and no third machine is ever rented."""
+    gated(space).touch()
+    assert space.command("run", "--stack", "farm", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL
+    code, _, said = space.command("run", "--stack", "farm")
+    assert code == 0 and begun(space) == ["0", "1", "2"] and space.read("o") == "made\n", said
+    assert sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
+    code, out, said = space.command("reap")
+    assert code == 0 and "there is no lease" in out and not [*(sshd.home / ".recipe-host/attempts").iterdir()], said
 
 
 @pytest.mark.proof
