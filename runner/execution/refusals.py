@@ -274,7 +274,7 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     whose = " beside the head" if headed else ""
     if have < workers:
         return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"]
-    large, own = sum(site.could(spec.resources.room) for site in host_pool.sites), len(host_pool.roomy(spec))
+    large, own = sum(site.could(spec.resources.room) for site in host_pool.sites), len(host_pool.head.roomy(spec, host_pool.sites))
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
         return [f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"]

@@ -42,6 +42,11 @@ class Heading:
         """On how many places of the driver a step runs: one for each node that is not the head."""
         return spec.node_count - int(self.leads(spec))
 
+    def roomy(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
+        """Those of these places where a step could run, or a node of one, each with GPUs that no other has."""
+        could = [site for site in sites if site.could(spec.resources.room)]
+        return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
+
     def crew(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
         """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
         heads = self.sites if self.leads(spec) else ()

@@ -39,7 +39,6 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .budget import LEAST, TERM
-from .capacity import apart
 from .client import Client
 from .connect import Connector, measure
 from .head import Heading
@@ -262,16 +261,11 @@ class HostPool:
         self.refused[need] = why
         self.lost.append(why)
 
-    def roomy(self, spec: StepSpec) -> Sequence[Site]:
-        """Where a step could run, or the nodes of one: places that are large enough, each with GPUs that no other has."""
-        could = [site for site in self.sites_of(spec, local=False) if site.could(spec.resources.room)]
-        return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
-
     def hopes(self, spec: StepSpec) -> bool:
         """Whether there is a place where a step could run, or may be one yet."""
         if self.head.leads(spec) and self.head.sites[0].lost:
             return False
-        if len(self.roomy(spec)) >= self.head.workers(spec):
+        if len(self.head.roomy(spec, self.sites_of(spec, local=False))) >= self.head.workers(spec):
             return True
         return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
 

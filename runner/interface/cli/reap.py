@@ -13,15 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers import load
-from drivers.base import Closing, Driver, DriverError, Lease, Marking, Traits
+from drivers.base import Closing, Driver, DriverError, Lease, Marking
 
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
-from ...extensions import drivers
 from ...hosts import reaper
 from ...hosts.kept import KeptLeases
-from ...hosts.leases import Leases, driver_of
+from ...hosts.leases import Leases, driver_of, rents
 from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.store import home
 
@@ -102,8 +100,7 @@ async def _strange(only: str | None, root: Path, installation: str | None) -> tu
         except CannotRun:
             continue  # it has no lease in the ledger, or `_end` says what is wrong
         except Invalid as error:
-            traits: Traits = getattr(load(name, drivers(name)), "traits", Traits(priced=True))
-            if traits.priced:  # servers of one's own bear no mark, and may have no hosts but the head of a stack
+            if rents(name):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
                 silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
             continue
         try:
