@@ -18,6 +18,8 @@ from ..errors import CannotRun
 _T = TypeVar("_T")
 SKEW: Final = 1.0
 """Seconds by which clocks may differ and still count as alike: to tell a host the time takes a part of that."""
+AWAY: Final = 1.0
+"""Seconds in which it is seen that a host went away that could not be dialled."""
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
 """Versions that must be the same on all nodes, and what people call them."""
 
@@ -126,7 +128,13 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         answers = await asyncio.gather(*said)
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
-        await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+        try:
+            await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+        except CannotRun:
+            await asyncio.wait({listening}, timeout=AWAY)
+            if listening.done():
+                listening.result()  # raises why the one that was dialled does not listen any more
+            raise
         over.set()
         await listening
     finally:

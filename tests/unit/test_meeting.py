@@ -6,15 +6,17 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from drivers import calls
-from drivers.base import NOTHING, Argv, Exit, Rejected
+from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _uneven
+from runner.hosts import meeting
 from runner.hosts.group import _first
 from runner.hosts.meeting import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
@@ -49,6 +51,23 @@ def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> 
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", met.port))
+
+
+class Restarting(Here):
+    """A host on which nothing listens any more as soon as it has said at which port."""
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        async with aclosing(calls.call(argv, NOTHING, {})) as said:
+            async for data in said:
+                yield data
+        if meeting.LISTEN in argv:
+            await asyncio.sleep(0.3)
+            raise Unreachable("the connection broke")
+
+
+def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> None:
+    with pytest.raises(Unreachable):
+        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")]))
 
 
 def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(tmp_path: Path) -> None:
