@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from drivers.base import NOTHING, Argv, Rejected
 
@@ -125,7 +125,13 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         together(_listen(node, told, over, 0 if rank else port) for rank, (node, told) in enumerate(zip(nodes, said, strict=True)))
     )
     try:
-        answers = await asyncio.gather(*said)
+        telling = asyncio.gather(*said)
+        either: set[asyncio.Future[Any]] = {listening, telling}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
+            telling.cancel()
+            listening.result()  # raises: one that had said its port went away before another had
+        answers = await telling
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
         try:

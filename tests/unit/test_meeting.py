@@ -65,6 +65,16 @@ class Restarting(Here):
             raise Unreachable("the connection broke")
 
 
+def test_a_host_that_restarts_before_another_has_said_its_port_is_not_waited_for() -> None:
+    class Slow(Here):
+        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+    with pytest.raises(Unreachable):
+        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")._replace(host=Slow())]))
+
+
 def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> None:
     with pytest.raises(Unreachable):
         asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")]))
