@@ -32,7 +32,7 @@ from tests.servers.slurm import Slurm
 from tests.servers.sshd import Sshd, free_port
 from tests.support import Workers, until
 
-KILLS = int(os.environ.get("RECIPE_NODE_KILLS", "3"))
+KILLS = int(os.environ.get("RECIPE_NODE_KILLS", "2"))
 SEED = int(os.environ.get("RECIPE_NODE_SEED", "15"))
 STEPS, PAUSE = 16, 0.1
 PATIENCE = 180.0

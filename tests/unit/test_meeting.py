@@ -100,6 +100,7 @@ def test_the_first_to_fail_is_told_by_our_clock_and_is_not_one_that_we_stopped()
     stopped, early, late = Exit(None, reason="stopped", ended=1.0), Exit(1, ended=50.0), Exit(1, ended=60.0)
     assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
     assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
+    assert _first({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2, "what the others ended with came of that"
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
