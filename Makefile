@@ -54,6 +54,7 @@ proof: export RECIPE_SSH_CUTS ?= 10
 proof: export RECIPE_RENTED_KILLS ?= 100
 proof: export RECIPE_SCHEDULES ?= 10000
 proof: export RECIPE_KILLS ?= 20
+proof: export RECIPE_NODE_KILLS ?= 12
 proof: export RECIPE_CUTS ?= 12
 proof: export RECIPE_KEEPER_EXAMPLES ?= 60
 proof: export RECIPE_KEEPER_ROUNDS ?= 40

@@ -389,6 +389,8 @@ class Agent:
                 self._finish([job])
         if self._remains.ending:
             self._finish(self._remains.sweep())
+        if self._orphans:
+            self._look_after()  # before any client is heard: none has stopped what is over already
         self._ends.write(b"")
 
     def _look_after(self) -> None:

@@ -272,7 +272,13 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
         return [f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"] if most < workers else []
     have = sum(bool(site.address) or headed for site in host_pool.sites)
     whose = " beside the head" if headed else ""
-    return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"] if have < workers else []
+    if have < workers:
+        return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"]
+    large, own = sum(site.could(spec.resources.room) for site in host_pool.sites), len(host_pool.head.roomy(spec, host_pool.sites))
+    if own < workers <= large:
+        cards = f"{spec.resources.gpus} GPU(s)"
+        return [f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"]
+    return []
 
 
 def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:

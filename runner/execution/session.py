@@ -123,7 +123,7 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
     if settings.driver != "local":
         from ..hosts import reaper
 
-        for words in reaper.settle(settings.driver, settings.hosts, ws):
+        for words in reaper.settle(settings.driver, settings.hosts, ws, settings.stack):
             listener.say(words)
     if settings.upload:
         from . import uploading
@@ -169,6 +169,8 @@ def _worked(
     )
     taken = resume.take_over(ws, found, digest, resumed)
     claimed = taken or resume.Claimed(new_id(), 0)
+    if taken is None and settings.driver != "local":
+        ws.store.runs.prepare(claimed.id)
     if taken is not None and (words := no_points(ws, taken.id, taken.fence)):
         raise refused(taken.id, words)
 

@@ -64,6 +64,9 @@ class Look:
 class Away(Protocol):
     """What a checkpoint sync needs of a host.  Paths there are absolute."""
 
+    partial: bool
+    """Whether a node is gone, or new, that may have had a part of what the others have."""
+
     async def look(self, path: str) -> Look:
         """Everything below a folder, in one question; nothing when there is no such folder."""
         ...
@@ -224,8 +227,8 @@ class CheckpointSync:
             if state.keep is not None and len(good) >= max(1, state.keep):
                 break
             listing = there[name]
-            if whole.get(name) == listing:
-                good.append(name)
+            if (have := whole.get(name)) == listing or (have and state.pattern is not None and listing.items() <= have.items()):
+                good.append(name)  # or with more: what a node wrote that is lost since
                 continue
             if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
                 continue
@@ -263,10 +266,11 @@ class CheckpointSync:
             if _parts((await self._away.look(state.there)).files, state.pattern).get(name) == listing:
                 raise
             return False
-        checkpoint = _is_checkpoint(name, state.pattern)
-        if checkpoint and not (name == "" and over):
+        if _is_checkpoint(name, state.pattern) and (self._away.partial or not (name == "" and over)):
             verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)
             why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
+            if not why and self._away.partial and verdict.kind in ("file", "files"):
+                why = "a node is gone that may have had a part of it"
             if why:
                 await asyncio.to_thread(delete, target)
                 if name:
@@ -307,6 +311,8 @@ class CheckpointSync:
 class OverDepot:
     """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
 
+    partial = False
+
     def __init__(self, depot: Depot) -> None:
         self._depot = depot
 
@@ -325,7 +331,7 @@ class OverDepot:
         return await self.look(path)
 
     async def taken(self, path: str) -> Taken:
-        """What a file or folder there is, hashed there."""
+        """What a file or folder there is, hashed there.  Raises Vanished where the state is not there at all."""
         folder, _, name = path.rpartition("/")
         return (await self._depot.take(folder, ((name, False),))).outputs[name]
 

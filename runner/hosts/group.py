@@ -49,9 +49,11 @@ class GroupCapacity(Capacity):
         each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
         return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
-    async def pick(self, count: int) -> Pick:
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
         """GPUs of every host, those of node 0 first."""
-        found = [await each.pick(count) for each in self._members[self._heads :]]
+        found = list[Pick]()
+        for each in self._members[self._heads :]:
+            found.append(await each.pick(count, [*but, *(device for pick in found for device in pick.devices)]))
         if all(each.devices for each in found):
             return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
         return Pick((), max(each.again for each in found), sum(each.others for each in found))
@@ -149,7 +151,8 @@ class Group(Site):
             return over[0] if len(over) == len(ends) else None
         going = [rank for rank in range(len(ends)) if rank not in over]
         await self._stop(job.key, GRACE, going)
-        await together(self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going)
+        others = await together(self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going)
+        over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
         return over[_first(over, UNTOUCHED)]
 
     async def carry(self, errand: Errand) -> Brought:
@@ -290,8 +293,12 @@ def _good(exit: Exit) -> bool:
 
 
 def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
-    """Which node failed first: not one that was stopped because another had, if there is any other."""
+    """Which node failed first: not one that was stopped because another had, if there is any other.
+
+    One that was lost, as a host that restarts loses it, is seen to be over only later: what others ended with meanwhile came of that.
+    """
     own = {rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)} or bad
+    own = {rank: exit for rank, exit in own.items() if exit.reason == "lost"} or own
     ahead = dict(enumerate(met.ahead))
     return min(own, key=lambda rank: (own[rank].ended - ahead.get(rank, 0.0), rank))
 

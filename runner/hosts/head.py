@@ -10,6 +10,7 @@ from drivers.base import DriverError, Lease, Offer, Traits, Visiting
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
 from . import meeting
+from .capacity import apart
 from .connect import Connector
 from .leases import driver_of
 from .meeting import Node
@@ -41,10 +42,15 @@ class Heading:
         """On how many places of the driver a step runs: one for each node that is not the head."""
         return spec.node_count - int(self.leads(spec))
 
+    def roomy(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
+        """Those of these places where a step could run, or a node of one, each with GPUs that no other has."""
+        could = [site for site in sites if site.could(spec.resources.room)]
+        return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
+
     def crew(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
         """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
         heads = self.sites if self.leads(spec) else ()
-        found = [*heads, *sites[: self.workers(spec)]]
+        found = [*heads, *apart(sites, spec.resources.gpus or 0)[: self.workers(spec)]]
         return found if len(found) == spec.node_count and all(head.has_room({}) for head in heads) else []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:

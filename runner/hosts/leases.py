@@ -36,6 +36,7 @@ from drivers.base import (
     Rejected,
     Resources,
     Throttled,
+    Traits,
     Unreachable,
     Unsure,
     Wish,
@@ -96,6 +97,12 @@ def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home
     except Denied as error:
         raise CannotRun(str(error)) from error
     return made
+
+
+def rents(name: str) -> bool:
+    """Whether what a driver gives costs money, as far as that can be said without its settings."""
+    traits: Traits = getattr(load(name, extensions.drivers(name)), "traits", Traits(priced=True))
+    return traits.priced
 
 
 def patient(tries: int) -> Policy:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from drivers.base import NOTHING, Argv, Rejected
 
@@ -18,6 +18,8 @@ from ..errors import CannotRun
 _T = TypeVar("_T")
 SKEW: Final = 1.0
 """Seconds by which clocks may differ and still count as alike: to tell a host the time takes a part of that."""
+AWAY: Final = 1.0
+"""Seconds in which it is seen that a host went away that could not be dialled."""
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
 """Versions that must be the same on all nodes, and what people call them."""
 
@@ -123,10 +125,22 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
         together(_listen(node, told, over, 0 if rank else port) for rank, (node, told) in enumerate(zip(nodes, said, strict=True)))
     )
     try:
-        answers = await asyncio.gather(*said)
+        telling = asyncio.gather(*said)
+        either: set[asyncio.Future[Any]] = {listening, telling}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
+            telling.cancel()
+            listening.result()  # raises: one that had said its port went away before another had
+        answers = await telling
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
-        await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+        try:
+            await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+        except CannotRun:
+            await asyncio.wait({listening}, timeout=AWAY)
+            if listening.done():
+                listening.result()  # raises why the one that was dialled does not listen any more
+            raise
         over.set()
         await listening
     finally:

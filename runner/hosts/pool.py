@@ -274,7 +274,7 @@ class HostPool:
         """Whether there is a place where a step could run, or may be one yet."""
         if self.head.leads(spec) and self.head.sites[0].lost:
             return False
-        if sum(site.could(spec.resources.room) for site in self.sites_of(spec, local=False)) >= self.head.workers(spec):
+        if len(self.head.roomy(spec, self.sites_of(spec, local=False))) >= self.head.workers(spec):
             return True
         return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
 

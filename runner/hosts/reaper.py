@@ -23,12 +23,13 @@ from .budget import TERM
 from .kept import KeptLeases
 from .leases import Leases, driver_of, plain
 
-Standing: TypeAlias = Literal["live", "over", "dead", "gone"]
-"""Of a run: at work, ended by itself, without a worker, or no longer known to its workspace."""
+Standing: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
+"""Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
 
 AT_WORK: Final = "its run is at work"
 DEAD: Final = "the worker of its run is gone"
 UNKNOWN: Final = "its workspace does not know its run"
+NEVER: Final = "its run was never begun"
 KEPT: Final = "it is kept for the stack"
 """How the reason begins for which a machine is left alone that a stack keeps, or keeps running."""
 
@@ -56,18 +57,20 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
         return Fate(True, "its run is over")
     if standing == "dead":
         return Fate(not row.price, DEAD)
-    return Fate(False, UNKNOWN)
+    return Fate(True, NEVER) if standing == "never" else Fate(False, UNKNOWN)
 
 
 def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
-    """How the run of a lease stands, by its workspace.  `gone`: also one that is not submitted yet."""
+    """How the run of a lease stands, by its workspace.  With runs in a database, `gone` is also one that is not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
         with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
             found = [run for run in store.runs.latest() if run.id == row.run]
             if store.runs.live(row.run):
                 return "live"
-            return "over" if found and is_over(found[0], store.runs.tallies([row.run])[row.run]) else "dead" if found else "gone"
+            if not found:
+                return "gone" if row.price or environ.get("RECIPE_RUNS") else "never"
+            return "over" if is_over(found[0], store.runs.tallies([row.run])[row.run]) else "dead"
     except RecipeError:
         return "gone"
 
@@ -135,8 +138,8 @@ def unknown(lease: Lease, installation: str | None = None) -> str:
     return f"{lease.driver} {lease.key} (machine {lease.id}) bears {mark}, and no lease is known of it: {cost}"
 
 
-def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
-    """`tidy` for a run that has nothing to do.  No driver is made where no lease is known."""
+def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
+    """`tidy` for a run that has nothing to do, on a stack where one is named.  No driver is made where no lease is known."""
     said: list[str] = []
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
@@ -144,7 +147,9 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace) -> list[str]:
         if known:
             driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
-                said += asyncio.run(_closed(KeptLeases(driver, name, ledger, "", str(ws.root)), ws.environ))
+                leases = KeptLeases(driver, name, ledger, "", str(ws.root))
+                leases.stack = ws.config.stack(stack).id if stack else ""
+                said += asyncio.run(_closed(leases, ws.environ))
     return said
 
 

@@ -15,6 +15,7 @@ from ..storage.disk import delete
 from .checkpoint_sync import Look, OverDepot
 from .download import Taken
 from .meeting import together
+from .transfer import Vanished
 
 _T = TypeVar("_T")
 
@@ -22,12 +23,13 @@ _T = TypeVar("_T")
 class OverNodes:
     """`checkpoint_sync.Away` over the nodes of one attempt, by rank, each with our root there, below which paths are.
 
-    A host that is lost has nothing; when all are, HostLost is raised.
+    A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
     """
 
     def __init__(self, nodes: Sequence[tuple[str, OverDepot]], say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self._told: set[str] = set()
+        self.partial = False
 
     async def look(self, path: str) -> Look:
         """What any node has; of a file that several have, that of the first."""
@@ -70,7 +72,14 @@ class OverNodes:
         await self._each(lambda root, node: node.remove([f"{root}/{path}" for path in paths]))
 
     async def _taken(self, path: str) -> dict[int, Taken]:
-        return await self._each(lambda root, node: node.taken(f"{root}/{path}"))
+        async def taken(root: str, node: OverDepot) -> Taken:
+            try:
+                return await node.taken(f"{root}/{path}")
+            except Vanished:
+                self.partial = True
+                return Taken()
+
+        return await self._each(taken)
 
     async def _add(self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path) -> int:
         """Bring what only this node has, and put it beside the rest."""
@@ -108,6 +117,7 @@ class OverNodes:
                 return rank, await ask(*self._nodes[rank])
             except HostLost as error:
                 lost.append(error)
+                self.partial = True
                 return None
 
         found = await together(map(one, range(len(self._nodes))))

@@ -48,6 +48,10 @@ class Harvest:
     changed: tuple[str, ...] = ()
 
 
+class Vanished(Corrupt):
+    """A folder there is not there any more, or never was."""
+
+
 class Depot:
     """What one host keeps of ours below the root that `wire` asks about.
 
@@ -154,7 +158,7 @@ class Depot:
         try:
             seen, changed = await self.wire.ask("take", path, [name for name, _ in outputs], read=lambda answer: _taken(answer, len(outputs)))
         except Gone:
-            raise Corrupt(f"{path} is not on {self.wire.name} any more", fix="run the step again") from None
+            raise Vanished(f"{path} is not on {self.wire.name} any more", fix="run the step again") from None
         outcome = {name: _judged(name, folder, one) for (name, folder), one in zip(outputs, seen, strict=True)}
         objects = f"{self.root}/objects/"
         return Harvest(outcome, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))

@@ -211,6 +211,9 @@ class PostgresRuns:
 
     # -- writing
 
+    def prepare(self, run: str) -> None:
+        """Nothing tells another machine of it: what a worker that dies before it submits its run had taken is free when its time is over."""
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")
         now = time.time()

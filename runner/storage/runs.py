@@ -276,6 +276,10 @@ class Runs(Protocol):
         """What has been asked of the run that we have claimed; the claim is kept for longer.  Raises Stale."""
         ...
 
+    def prepare(self, run: str) -> None:
+        """Be alive for a run, as `live` has it, that this process is about to submit: places are taken for it already."""
+        ...
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         """Store a new run, QUEUED, with its first event and the bundle that it names, and claim it in the same transaction for `who`, if anybody.
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -139,8 +140,11 @@ class SqliteRuns:
             raise Stale(f"run {run} is not ours any more")
         return str(rows[0][0])
 
+    def prepare(self, run: str) -> None:
+        self._claims[run] = self._locks.hold(_claim_name(run))
+
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
-        lock = self._locks.try_hold(_claim_name(run.id)) if who else None
+        lock = (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id))) if who else None
         fence = int(lock is not None)
         now = time.time()
         try:
@@ -184,36 +188,33 @@ class SqliteRuns:
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
-        if not offer.at_most:
-            return self._claim_next(who, offer, Counter())
-        with self._locks.hold("claiming"):  # else two would count at once
-            rows = self._database.all(
-                "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+        with self._locks.hold("claiming") if offer.at_most else nullcontext():  # else two would count at once
+            busy: Counter[tuple[str, str]] = Counter()
+            if offer.at_most:
+                rows = self._database.all(
+                    "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+                )
+                busy.update((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
+            waiting = self._database.all(
+                "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
+                " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
+                " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
+                " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
+                " ORDER BY priority DESC, due, id",
+                (time.time(), offer.driver, json.dumps(dict(offer.labels))),
             )
-            busy = Counter((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
-            return self._claim_next(who, offer, busy)
-
-    def _claim_next(self, who: str, offer: Offer, busy: Counter[tuple[str, str]]) -> RunRow | None:
-        waiting = self._database.all(
-            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
-            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
-            " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
-            " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
-            " ORDER BY priority DESC, due, id",
-            (time.time(), offer.driver, json.dumps(dict(offer.labels))),
-        )
-        for run, *values in waiting:
-            if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
-                continue
-            lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
-            if lock is None:
-                continue
-            if self.get(run).state not in ("QUEUED", "ACTIVE"):  # its worker ended it while we looked
-                lock.release()
-                continue
-            self._claims[run] = lock
-            self.claim(run, who)
-            return self.get(run)
+            for run, *values in waiting:
+                if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
+                    continue
+                lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
+                if lock is None:
+                    continue
+                if self.get(run).state not in ("QUEUED", "ACTIVE"):  # its worker ended it while we looked
+                    lock.release()
+                    continue
+                self._claims[run] = lock
+                self.claim(run, who)
+                return self.get(run)
         return None
 
     def opened(self, run: str, address: str) -> None:

@@ -113,6 +113,13 @@ def test_two_workers_never_hold_one_run(store: Store, fresh: Fresh, claimed: int
     assert not fresh().runs.live("r1") and fresh().runs.claim("r1", "worker 2") is not None
 
 
+def test_a_run_that_is_prepared_is_submitted_and_claimed_as_any_other(store: Store, fresh: Fresh) -> None:
+    store.runs.prepare("r1")
+    assert store.runs.submit(RUN, "worker 1").fence == 1 and fresh().runs.live("r1")
+    store.close()
+    assert not fresh().runs.live("r1")
+
+
 def test_a_request_before_the_end_wins_and_after_it_is_refused(store: Store, fresh: Fresh, claimed: int) -> None:
     assert fresh().runs.request("r1", "cancel") and store.runs.requested("r1", claimed) == "cancel"
     store.runs.group("r1", claimed, [DONE], changes=Changes(traces=[trace("k")]))  # a step that had ended is committed all the same

@@ -5,6 +5,7 @@
         cluster.ask("squeue", "-h")
         cluster.jobs()    # what waits or runs
         cluster.clear()   # cancels all that is there, and waits until it is gone
+        cluster.restart("n2", everything=True)  # a machine that fails and comes back
 
 `proctrack` is `cgroup` where this machine lets us make some, for there whatever a step leaves behind dies with it, and else `linuxproc`.  The fixture
 `slurm` lasts as long as a module.  Where Slurm is not installed a test is skipped.
@@ -17,14 +18,16 @@ import getpass
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, Self
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.servers.sshd import free_port
@@ -80,7 +83,7 @@ class Slurm:
         self.place = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
         self.env = {"SLURM_CONF": str(self.place / "slurm.conf")}
         self._proctrack = proctrack
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         self.place.chmod(0o755)
@@ -96,11 +99,13 @@ class Slurm:
         (self.place / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
         try:
             names = {"socket": "munge.sock", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "munge.seed"}
-            self._begin("munged", "-F", "--force", f"--key-file={key}", *(f"--{option}={self.place / name}" for option, name in names.items()))
+            self._begin(
+                "munged", "munged", "-F", "--force", f"--key-file={key}", *(f"--{option}={self.place / name}" for option, name in names.items())
+            )
             self._wait(lambda: (self.place / "munge.sock").exists())
-            self._begin("slurmctld", "-D")
+            self._begin("slurmctld", "slurmctld", "-D")
             for name in ("n1", "n2"):
-                self._begin("slurmd", "-D", "-N", name)
+                self._begin(name, "slurmd", "-D", "-N", name)
             self._wait(lambda: self.ask("sinfo", "-h", "-p", "main", "-o", "%D %t", check=False) == "2 idle")
         except BaseException:
             self.__exit__()
@@ -111,7 +116,7 @@ class Slurm:
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
             if len(self._daemons) == 4:
                 self.clear()
-        for daemon in self._daemons:
+        for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()
         shutil.rmtree(self.place, ignore_errors=True)
@@ -134,22 +139,49 @@ class Slurm:
         self.cancel()
         self._wait(lambda: not self.ask("squeue", "-h"))
 
-    def _begin(self, program: str, *words: str) -> None:
+    def restart(self, node: str, *, everything: bool) -> None:
+        """Kill the slurmd of a node (-9), or everything that runs there, as a machine that fails; then start it again."""
+        self._daemons[node].kill()
+        self._daemons[node].wait()
+        victims: set[int] = set()
+        while everything and (more := self._tasks(node) - victims):
+            _signal(signal.SIGSTOP, more)  # nobody may begin another, or tell how another ended
+            victims |= more
+        _signal(signal.SIGKILL, victims)
+        self._begin(node, "slurmd", "-D", "-N", node)
+
+    def _tasks(self, node: str) -> set[int]:
+        """What runs in our jobs on a node, and each slurmstepd above it."""
+        found: set[int] = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURMD_NODENAME") == node:
+                    above = [each for each in process.parents() if "slurmstepd" in each.name()]
+                    found |= {each.pid for each in (process, *above) if above and above[0].environ().get("SLURM_CONF") == self.env["SLURM_CONF"]}
+        return found
+
+    def _begin(self, name: str, program: str, *words: str) -> None:
         argv = [needs("setpriv"), "--pdeathsig", "TERM", needs(program), *words]
         with (self.place / f"{program}.out").open("ab") as said:
             daemon = subprocess.Popen(
                 argv, env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
             )
-        self._daemons.append(daemon)
+        self._daemons[name] = daemon
 
     def _wait(self, ready: object) -> None:
         assert callable(ready)
         give_up_at = time.monotonic() + COMES_UP
         while not ready():
             said = {path.name: path.read_text()[-2000:] for path in self.place.glob("*.out")}
-            assert all(daemon.poll() is None for daemon in self._daemons), said
+            assert all(daemon.poll() is None for daemon in self._daemons.values()), said
             assert time.monotonic() < give_up_at, said
             time.sleep(0.02)
+
+
+def _signal(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @pytest.fixture(scope="module")

@@ -263,6 +263,18 @@ def test_steps_on_a_host_are_given_its_cards(space: Space, away: Cards) -> None:
     assert sorted([space.read("a"), space.read("b")]) == ["0 1\n", "1 1\n"] and space.read("none") == "[]\n"
 
 
+def test_nodes_on_one_machine_are_given_different_cards_or_are_refused(space: Space, away: Cards) -> None:
+    """Its hosts have the same cards, and a node that waited for the other's would wait for ever."""
+    space.write("recipe.toml", "[drivers.loopback]\nhosts = 2\n")
+    recipe = "steps: {{{s}: {{nodes: 2, run: 'echo $CUDA_VISIBLE_DEVICES', resources: {{gpus: {gpus}}}}}}}\n"
+    space.recipe(recipe.format(s="s", gpus=1))
+    space.run(settings=Settings(driver="loopback"))
+    assert [space.command("logs", "s", "--node", rank)[1] for rank in "01"] == ["0\n", "1\n"]
+    space.recipe(recipe.format(s="t", gpus=2))
+    with pytest.raises(CannotRun, match=r"t needs 2 GPU\(s\) on each of 2 nodes; hosts of loopback are one machine, whose GPUs do for 1"):
+        space.run(settings=Settings(driver="loopback"))
+
+
 def test_a_host_and_this_machine_never_give_out_one_card(tmp_path: Path, away: Cards, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Space(tmp_path / "one"), Space(tmp_path / "two")
     steps(one, wait=gate)

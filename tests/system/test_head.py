@@ -41,6 +41,7 @@ else:
             pass
 """
 RUN = "python3 program.py {{ 'shepherd' if node.rank == 0 else 'worker' }} {{ outputs.o }}"
+EVERY = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
 GATED = "echo $NODE_RANK >> {root}/begun; until [ -e {root}/gate ]; do read -t 0.05 x <> <(:) || :; done"
 
 
@@ -128,21 +129,45 @@ def test_a_killed_run_finds_head_and_workers_again(space: Space, farm: int) -> N
     assert begun(space) == ["0", "1", "2"] and sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
 
 
+@pytest.mark.parametrize(
+    "point", ["lease-asked:2", *(pytest.param(point, marks=pytest.mark.proof) for point in (*EVERY, *(f"{each}:2" for each in EVERY)))]
+)
+def test_a_kill_at_any_point_of_a_lease_leaves_what_the_next_run_uses_and_gives_back(space: Space, farm: int, sshd: Sshd, point: str) -> None:  # noqa: F811
+    """Two workers and a head: each node begins once, and no third machine is ever rented."""
+    gated(space).touch()
+    assert space.command("run", "--stack", "farm", env={"RECIPE_CRASH_AT": point})[0] == -signal.SIGKILL
+    code, _, said = space.command("run", "--stack", "farm")
+    assert code == 0 and begun(space) == ["0", "1", "2"] and space.read("o") == "made\n", said
+    assert sorted(provider(space)) == ["created", "created", "destroyed", "destroyed"]
+    code, out, said = space.command("reap")
+    assert code == 0 and "there is no lease" in out and not [*(sshd.home / ".recipe-host/attempts").iterdir()], said
+
+
 @pytest.mark.proof
-def test_machines_of_a_marketplace_work_for_a_head(space: Space, market: Provider, sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Killed mid-step, and run again: the same machine, and each node began once."""
+@pytest.mark.parametrize("point", ["", *EVERY])
+def test_machines_of_a_marketplace_work_for_a_head(
+    space: Space,
+    market: Provider,
+    sshd: Sshd,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    """Killed mid-step, or at a point of its lease, and run again: one machine at a time, none is left, and each node began once."""
     rents(space, market, monkeypatch, verified=False, reliability=0)
     headed(space, sshd, free_port(), "vastai")
-    gate = gated(space, nodes=2)
-    worker = space.start("run", "--stack", "farm", "--yes")
-    until(lambda: len(begun(space)) == 2 or worker.poll() is not None, seconds=60)
+    gate, before = gated(space, nodes=2), ours(market).count("created")
+    if point:
+        gate.touch()
+    worker = space.start("run", "--stack", "farm", "--yes", env={"RECIPE_CRASH_AT": point})
+    until(lambda: (not point and len(begun(space)) == 2) or worker.poll() is not None, seconds=60)
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
+    assert worker.returncode == -signal.SIGKILL
     after = space.start("run", "--stack", "farm", "--yes")
     gate.touch()
     _, said = after.communicate(timeout=120)
     assert after.returncode == 0, said
-    assert begun(space) == ["0", "1"] and ours(market).count("created") == 1 and not alive(market)
+    assert begun(space) == ["0", "1"] and ours(market).count("created") == before + 1 and not alive(market)
 
 
 @pytest.fixture(scope="module")
@@ -202,17 +227,21 @@ def test_a_setting_that_fights_a_head_is_refused(space: Space, farm: int, more: 
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "words", "said"),
     [
-        ("nodes: 1, run: 'true'", "the stack farm has a head, and no step of t@1 runs on several nodes"),
-        ("nodes: 2, accelerate: {script: t.py, processes: 1}, code: [t.py]", "would have `accelerate` start as much on it as on its workers"),
+        ("nodes: 1, run: 'true'", (), "the stack farm has a head, and no step of t@1 runs on several nodes"),
+        ("nodes: 2, accelerate: {script: t.py, processes: 1}, code: [t.py]", (), "would have `accelerate` start as much on it as on its workers"),
+        ("accelerate: {script: t.py, processes: 1}, code: [t.py]", ("--nodes", "2"), "would have `accelerate` start as much on it as on its workers"),
+        ("nodes: 2, run: 'true'", ("--keep-alive",), "--keep-alive is about the machine that a stack keeps"),
     ],
 )
-def test_a_plan_that_has_no_use_for_a_head_is_refused_before_anything_is_rented(space: Space, farm: int, step: str, said: str) -> None:
+def test_what_does_not_go_with_a_head_is_refused_before_anything_is_rented(
+    space: Space, farm: int, step: str, words: tuple[str, ...], said: str
+) -> None:
     space.write("t.py", "")
     space.recipe(f"steps: {{s: {{{step}, outputs: {{o: o}}}}}}")
-    code, _, told = space.command("run", "--stack", "farm")
-    assert code == 3 and said in told and "take a stack without a head" in told, told
+    code, _, told = space.command("run", "--stack", "farm", *words)
+    assert code == 3 and said in told, told
     assert provider(space) == []
 
 

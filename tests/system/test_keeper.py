@@ -32,6 +32,7 @@ class Elsewhere:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.free, self.total = ROOM, ROOM
+        self.partial = False
         self.questions = 0
         self.during: Callable[[str, Path], None] = lambda path, target: None  # what happens while something is on its way
         self.fails: list[Exception] = []
@@ -189,6 +190,23 @@ def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
     scene.while_paused = lambda: None
     assert scene.sync().brought == ("step-2",)
     assert scene.paused == [2.0]  # the second time it had held still since the last look
+
+
+def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tell(tmp_path: Path) -> None:
+    for known in (False, True):
+        scene = Scene(tmp_path / f"{known}", known=known)
+        scene.there.save(1)
+        scene.away.partial = True
+        assert scene.finish().passed == (() if known else (("step-1", "a node is gone that may have had a part of it"),))
+        assert steps(scene.here) == [1] * known
+
+
+def test_a_whole_one_here_stays_when_a_node_with_a_part_of_it_is_gone(scene: Scene) -> None:
+    path = scene.there.save(1)
+    scene.sync()
+    (path / "optimizer.json").unlink()
+    scene.away.partial = True
+    assert scene.finish().brought == () and scene.there.whole(scene.here) == {1}
 
 
 def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(scene: Scene) -> None:

@@ -216,6 +216,22 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(space: Spa
     assert space.read("o.txt") == "made\n"
 
 
+def test_what_a_node_ends_with_because_the_host_of_another_restarted_is_no_failure(space: Space) -> None:
+    """It is told later that the other is gone than that this one has failed."""
+    space.recipe(
+        f"steps: {{s: {{nodes: 2, shell: bash, retries: 0, outputs: {{o: o.txt}}, run: 'echo $NODE_RANK >> {space.root}/begun; until [ -e {space.root}/gate ];"
+        f" do [ $NODE_RANK = 0 ] || ! rm {space.root}/dead 2> /dev/null || exit 7; read -t 0.05 x <> <(:) || :; done; echo made > o.txt'}}}}"
+    )
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: len(begun(space)) == 2 or worker.poll() is not None)
+    _end_all(space.root / ".recipe/loopback/host-1")
+    (space.root / "dead").touch()
+    until(lambda: len(begun(space)) == 4 or worker.poll() is not None)
+    (space.root / "gate").touch()
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 0 and space.read("o.txt") == "made\n", said
+
+
 @pytest.mark.parametrize("missing", [False, True], ids=["all alive", "one missing"])
 def test_nodes_whose_worker_was_killed_are_found_again_and_all_or_none_goes_on(space: Space, missing: bool) -> None:
     gate = gated(space)
@@ -244,6 +260,13 @@ def test_a_worker_that_is_killed_anywhere_is_followed_by_one_that_ends_the_step(
     space.run(settings=LOOPBACK)
     assert space.read("o.txt") == "made\n"
     assert begun(space) in (["0", "1"], ["0", "0", "1"])  # of nodes that had not all begun, those that had begin again
+
+
+def test_places_that_were_taken_for_a_run_that_was_never_submitted_are_free(space: Space) -> None:
+    space.recipe("steps: {s: {nodes: 2, run: 'echo made > o.txt', outputs: {o: o.txt}}}")
+    assert space.command("run", "--driver", "loopback", env={"RECIPE_CRASH_AT": "lease-up:2"})[0] == -signal.SIGKILL
+    assert len(asyncio.run(Loopback(space.root / ".recipe/loopback", hosts=2).leases())) == 2
+    assert space.run(settings=LOOPBACK) == ["s"]
 
 
 # -- state
@@ -281,6 +304,30 @@ steps:
     assert "step-1 has other bytes on node 1 than on node 0 in same: those of node 0 are kept" in err
     assert space.read("out.txt") == "0\nof 0\nof 1\n"
     assert space.command("logs", "train", "--node", "1")[1] == "0\nof 0\nof 1\n"
+
+
+@pytest.mark.proof
+def test_a_host_in_the_place_of_a_lost_one_is_given_the_whole_state(space: Space) -> None:
+    first = "mkdir ckpt/step-1; echo of $NODE_RANK > ckpt/step-1/of-$NODE_RANK; until [ -e never ]; do read -t 0.05 x <> <(:) || :; done"
+    space.recipe(
+        f"""
+steps:
+  train:
+    nodes: 2
+    shell: bash
+    run: if [ -z "{{{{ state.c.latest or '' }}}}" ]; then {first}; fi; cat ckpt/step-1/of-0 ckpt/step-1/of-1 | tee out.txt
+    state: {{c: {{path: ckpt, checkpoint: step-*, every: 1s}}}}
+    outputs: {{o: out.txt}}
+"""
+    )
+    worker = space.start("run", "--driver", "loopback")
+    until(lambda: len([*space.root.glob(".recipe/states/*/*/c/step-1/of-*")]) == 2 or worker.poll() is not None)
+    driver = Loopback(space.root / ".recipe/loopback", hosts=2)
+    driver._lose(next(lease for lease in asyncio.run(driver.leases()) if lease.data["host"] == "host-2"))
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 0 and "resumes from step-1" in said, said
+    assert space.read("out.txt") == "of 0\nof 1\n"
+    assert space.command("logs", "train", "--node", "1")[1] == "of 0\nof 1\n"
 
 
 # -- `--nodes`

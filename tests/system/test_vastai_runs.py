@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -10,8 +11,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import asyncssh
 import pytest
 
+from drivers import cloud
 from drivers.base import Host, HostLost, Lease, Order, Unreachable, Wish
 from drivers.fakes.world import _digest as digest
 from drivers.installation import Installation
@@ -191,6 +194,26 @@ def test_the_key_of_the_account_and_our_private_key_are_not_on_the_machine(real:
         found = await said(await up(driver, lease), "env; cd; cat .ssh/* .recipe-*")
         private = driver._installation.login(lease.key).decode().split("\n")[2]
         assert real.exports["VAST_API_KEY"] not in found and private not in found and "ssh-ed25519" in found
+
+    on_machine(real, tmp_path, monkeypatch, act)
+
+
+def test_a_machine_that_shows_another_host_key_than_it_was_given_is_never_used(
+    real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who answers in its place gets no data."""
+    proved = cloud.prove
+    monkeypatch.setattr(cloud, "prove", lambda installation, _key: proved(installation, "another"))
+
+    async def act(driver: Vastai, lease: Lease) -> None:
+        shown, other = None, cloud.public(driver._installation.host_key("another")).split()[1]
+        async with asyncio.timeout(30):
+            while shown is None or shown.export_public_key().decode().split()[1] != other:
+                assert await driver.hosts(lease) is None
+                if (address := (await driver._alive(lease)).address) is not None:
+                    with contextlib.suppress(OSError, asyncssh.Error):
+                        shown = await asyncssh.get_server_host_key(*address)
+        assert [await driver.hosts(lease) for _ in range(3)] == [None] * 3
 
     on_machine(real, tmp_path, monkeypatch, act)
 

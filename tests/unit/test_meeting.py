@@ -6,15 +6,17 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from drivers import calls
-from drivers.base import NOTHING, Argv, Exit, Rejected
+from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _uneven
+from runner.hosts import meeting
 from runner.hosts.group import _first
 from runner.hosts.meeting import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
@@ -51,6 +53,33 @@ def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> 
         listening.bind(("127.0.0.1", met.port))
 
 
+class Restarting(Here):
+    """A host on which nothing listens any more as soon as it has said at which port."""
+
+    async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        async with aclosing(calls.call(argv, NOTHING, {})) as said:
+            async for data in said:
+                yield data
+        if meeting.LISTEN in argv:
+            await asyncio.sleep(0.3)
+            raise Unreachable("the connection broke")
+
+
+def test_a_host_that_restarts_before_another_has_said_its_port_is_not_waited_for() -> None:
+    class Slow(Here):
+        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+    with pytest.raises(Unreachable):
+        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")._replace(host=Slow())]))
+
+
+def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> None:
+    with pytest.raises(Unreachable):
+        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")]))
+
+
 def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(tmp_path: Path) -> None:
     old, new, built = (python(tmp_path / str(n), *versions) for n, versions in enumerate([("2.4.1", "12.1"), ("2.5.0", "12.1"), ("2.4.1", "12.4")]))
     with pytest.raises(CannotRun, match=r"different versions of torch: 2\.4\.1 on node 0 \(a\), 2\.5\.0 on node 1 \(b\)"):
@@ -71,6 +100,7 @@ def test_the_first_to_fail_is_told_by_our_clock_and_is_not_one_that_we_stopped()
     stopped, early, late = Exit(None, reason="stopped", ended=1.0), Exit(1, ended=50.0), Exit(1, ended=60.0)
     assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
     assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
+    assert _first({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2, "what the others ended with came of that"
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:

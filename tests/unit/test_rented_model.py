@@ -248,17 +248,20 @@ class Schedule:
         assert isinstance(loop, Virtual)
         jumping = asyncio.ensure_future(self.jump(loop))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(reaper, "standing", lambda row, _environ: self.standing[row.run])
+            patched.setattr(reaper, "standing", lambda row, _environ: self.standing.get(row.run, "gone"))
             await asyncio.gather(self.run("one"), self.run("two"))
         jumping.cancel()
         self.world.faults[:] = [fault for fault in self.world.faults if fault.name in ("late", "boot", "foreign")]
-        for row in self.ledger.living():
-            leases = self.process(row.run)
-            assert not await end(leases, row, "the run is over")
+        await self.finish()
         assert await self.process("").strangers() == []
         self.look()
         self.wrong += [f"{machine.mark} is left" for machine in self.world.account.alive() if machine.by != FOREIGN]
         self._cheap()
+
+    async def finish(self) -> None:
+        """End what the runs have left."""
+        for row in self.ledger.living():
+            assert not await end(self.process(row.run), row, "the run is over")
 
     def _cheap(self) -> None:
         """No run may have cost more than its limit, a little time of each of its machines aside."""
@@ -292,10 +295,10 @@ def virtual() -> Iterator[Virtual]:
             loop.close()
 
 
-def wrong(seed: int, installation: str, **others: Any) -> list[str]:
+def wrong(seed: int, installation: str, kind: type[Schedule] = Schedule, **others: Any) -> list[str]:
     """What was not as it must be in a schedule."""
     with virtual() as loop:
-        schedule = Schedule(seed, installation, **others)
+        schedule = kind(seed, installation, **others)
         loop.run_until_complete(schedule.all())
         return schedule.wrong
 

@@ -14,6 +14,7 @@ from drivers.base import HostLost, Rejected
 from runner.hosts.checkpoint_sync import Look, OverDepot
 from runner.hosts.download import Taken
 from runner.hosts.state_union import OverNodes
+from runner.hosts.transfer import Vanished
 from runner.storage import files
 
 
@@ -34,6 +35,8 @@ class Disk(OverDepot):
 
     async def taken(self, path: str) -> Taken:
         self._here()
+        if not os.path.isdir(os.path.dirname(path)):  # noqa: ASYNC240
+            raise Vanished(path)
         entries = tuple(files.entries(path)) if os.path.isdir(path) else ()  # noqa: ASYNC240
         if not entries:
             return Taken()
@@ -99,6 +102,17 @@ def test_what_is_put_there_is_put_on_every_node_and_removed_from_every_node(tmp_
     assert not (tmp_path / "0/s/step-2").exists() and not (tmp_path / "1/s/step-2").exists()
 
 
+def test_a_new_node_has_nothing_and_what_the_others_have_may_not_be_all(tmp_path: Path) -> None:
+    over, _, _ = nodes(tmp_path, [])
+    write(tmp_path / "0", a="a")
+    (tmp_path / "1" / "s").mkdir(parents=True)
+    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    assert not over.partial, "of two nodes that took part one may have written nothing"
+    (tmp_path / "1" / "s").rmdir()
+    asyncio.run(over.bring("s/step-1", tmp_path / "there"))
+    assert over.partial and [path.name for path in (tmp_path / "there").iterdir()] == ["a"]
+
+
 def test_a_lost_node_has_nothing_and_when_all_are_lost_that_is_raised(tmp_path: Path) -> None:
     over, first, second = nodes(tmp_path, [])
     write(tmp_path / "0", a="a")
@@ -106,7 +120,7 @@ def test_a_lost_node_has_nothing_and_when_all_are_lost_that_is_raised(tmp_path: 
     first.lost = True
     assert [*asyncio.run(over.look("s")).files] == ["step-1/b"]
     asyncio.run(over.bring("s/step-1", tmp_path / "here"))
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["b"]
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["b"] and over.partial
     second.lost = True
     with pytest.raises(HostLost):
         asyncio.run(over.look("s"))

@@ -19,7 +19,7 @@ from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...hosts import reaper
 from ...hosts.kept import KeptLeases
-from ...hosts.leases import Leases, driver_of
+from ...hosts.leases import Leases, driver_of, rents
 from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.store import home
 
@@ -99,6 +99,10 @@ async def _strange(only: str | None, root: Path, installation: str | None) -> tu
             driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `_end` says what is wrong
+        except Invalid as error:
+            if rents(name):  # servers of one's own bear no mark, and may have no hosts but the head of a stack
+                silent.append(f"{name} cannot be asked for machines that bear our mark: {error}")
+            continue
         try:
             if installation is not None and isinstance(driver, Marking):
                 driver.look_for(installation)

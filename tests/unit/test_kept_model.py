@@ -1,0 +1,162 @@
+"""Model: one machine that a stack keeps, in the world, time and faults of test_rented_model; two runs use it, whose workers are killed now and then.
+
+After each request, beside what holds for all leases: there is one machine, and what runs there runs for a lease that the ledger has.  One that was up
+is not ended.  After a run that ended by itself it stands still, or runs until a time that the ledger has.  At the end it is taken down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import datetime
+
+import pytest
+
+from drivers.base import DriverError, HostLost, Lease, Need, Order, Wish
+from drivers.fakes.vastai import FOREIGN
+from runner.errors import Busy, RecipeError
+from runner.hosts import stacks
+from runner.hosts.kept import KeptLeases
+from runner.hosts.money import leave_at
+from runner.settings import Stack
+from runner.storage.ledger import LeaseRow
+from tests.unit.test_rented_model import SCHEDULES, Model, ModelWire, Schedule, wrong
+from tests.unit.test_rented_model import installation as installation  # a fixture
+
+STACK = Stack("tiny", "vastai", keep="stopped", auto_stop="4h")
+TIMES = max(1, SCHEDULES // 5)
+
+
+class Pausing(Model):
+    """The driver, whose machine stops itself when its time is over.  `times`: when that is, by its mark."""
+
+    def __init__(self, wire: ModelWire, installation: str, times: dict[str, float]) -> None:
+        super().__init__(wire, installation)
+        self.times = times
+
+    async def acquire(self, order: Order) -> Lease:
+        self.times[self._installation.mark(order.key)] = order.until.timestamp()
+        return await super().acquire(order)
+
+    async def start(self, lease: Lease, until: datetime) -> None:
+        await super().start(lease, until)
+        mark = self._installation.mark(lease.key)
+        self.times[mark] = until.timestamp()
+        asyncio.get_running_loop().call_later(until.timestamp() - time.time(), self._over, mark)
+
+    def _over(self, mark: str) -> None:
+        world = self._model.world
+        world.account.advance(asyncio.get_running_loop().time())
+        for machine in world.account.alive():
+            if machine.mark == mark and machine.wanted == "running" and self.times[mark] <= time.time() + 1:
+                world.halt(machine)
+
+
+class KeptSchedule(Schedule):
+    """Two runs of one stack, one after the other; a worker of the second waits for as long as the first may be resumed."""
+
+    leases: type[KeptLeases]
+
+    def __init__(self, seed: int, installation: str, wire: type[ModelWire] = ModelWire, leases: type[KeptLeases] = KeptLeases) -> None:
+        super().__init__(seed, installation, wire, leases)
+        self.limit, self.jumps, self.few = None, False, False
+        self.times: dict[str, float] = {}
+        self.stack = asyncio.Lock()
+        self.down = False
+
+    def process(self, run: str) -> KeptLeases:
+        driver = Pausing(self.wire(self.world, self.luck, self.look), self.installation, self.times)
+        made = self.leases(driver, "vastai", self.ledger, run, "/ws", self.heard)
+        made.budget.least = 60.0
+        made.of(STACK)
+        made.keep_alive = self.luck.random() < 0.3
+        return made
+
+    def look(self) -> None:
+        super().look()
+        rows = {row.key: row for row in self.ledger.living()}
+        used = {row.machine for row in rows.values() if not row.kept}
+        for machine in self.world.account.alive():
+            row = rows.get(machine.mark.rpartition("-")[2])
+            if machine.by != FOREIGN and machine.wanted == "running" and row is not None and row.state == "UP" and row.key not in used:
+                self.wrong.append(f"{machine.mark} runs for nobody")
+
+    def heard(self, before: str, row: LeaseRow) -> None:
+        super().heard(before, row)
+        if row.kept and before == "UP" and not self.down and any(each.mark.endswith(row.key) for each in self.world.account.alive()):
+            self.wrong.append(f"{row.key} is kept, and was {row.state}: {row.reason}")
+
+    async def work(self, run: str) -> None:
+        """A worker: once the stack is free, its machine is made or started, used for a while, and stopped or left running."""
+        while True:
+            async with self.stack:
+                leases = self.process(run)
+                await self.tidy(leases)
+                with suppress(DriverError, HostLost, Busy):
+                    if await self.use(leases):
+                        return
+            await asyncio.sleep(30)
+
+    async def use(self, leases: KeptLeases) -> bool:
+        """Whether the machine was used and is not needed any more.  Raises DriverError, Busy."""
+        rows = await leases.adopt()
+        row = rows[0] if rows else None
+        if row is None:
+            for offer in (await leases.offers(Wish(Need(gpus=1))))[:3]:
+                if (row := await leases.ask(Need(gpus=1), offer)) is not None:
+                    break
+            else:
+                return False
+        assert row is not None
+        row, _host = await leases.up(row)
+        leases.measured(row)
+        await asyncio.sleep(max(0.0, min(self.luck.uniform(1, 600), leave_at(row.asked, row.until) - time.time())))
+        await self.tidy(leases)
+        if leases.stays_alive(row):
+            leases.hand_over(row)
+            return True
+        return await leases.release(row, "done")
+
+    async def finish(self) -> None:
+        """What a user does at last."""
+        self.down = True
+        assert await stacks.down(self.process(""))
+
+
+@pytest.mark.longer
+def test_no_schedule_of_faults_and_kills_loses_a_kept_machine_or_leaves_it_running(installation: str) -> None:
+    assert {seed: found for seed in range(TIMES) if (found := wrong(seed, installation, KeptSchedule))} == {}
+
+
+class Forgetful(KeptLeases):
+    """Starts its machine before it is noted for whom."""
+
+    async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
+        await self._call(lambda: self._pausing().start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
+        return await super()._started(use, machine, until)
+
+
+class Wasteful(KeptLeases):
+    """Ends the machine with its use."""
+
+    async def _stopped(self, machine: LeaseRow) -> bool:
+        return await super(KeptLeases, self).release(self.ledger.take(machine, self.holder), "done")
+
+
+class Trusting(KeptLeases):
+    """Takes the request to stop for its effect."""
+
+    async def _stopped(self, machine: LeaseRow) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("bug", [Forgetful, Wasteful, Trusting])
+def test_a_bug_that_loses_kept_machines_is_found(installation: str, bug: type[KeptLeases]) -> None:
+    def fails(seed: int) -> bool:
+        try:
+            return bool(wrong(seed, installation, KeptSchedule, leases=bug))
+        except (AssertionError, RecipeError):
+            return True
+
+    assert any(map(fails, range(TIMES)))
