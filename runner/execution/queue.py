@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -61,6 +62,10 @@ LOOK: Final = 1.0
 """Seconds between two looks whether something was stored."""
 SAFETY: Final = 4.0
 """Seconds after which a worker looks for runs though nothing was stored: one is due by now, or its worker died."""
+
+
+COLLECT: Final = 1.0
+"""Seconds between two collections of garbage, at least: runs leave circles, which Python by itself looks for ever more seldom."""
 
 
 class Ticket(NamedTuple):
@@ -217,6 +222,7 @@ def serve(
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
+    collected = time.monotonic()
     try:
         while not handover.asked:
             with Workspace.open(root, environ=environ) as opened, held(opened.home) as there:
@@ -232,6 +238,9 @@ def serve(
                             break  # closing lets go of the run, for the next worker
                     elif once:
                         return
+                    if time.monotonic() - collected > COLLECT:
+                        gc.collect()
+                        collected = time.monotonic()
     finally:
         if delivery is not None:
             delivery.end(LAST_WORDS)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -210,6 +211,22 @@ def test_a_worker_whose_store_was_deleted_goes_on_with_a_new_one(space: Space, m
     handover(signal.SIGTERM, None)
     worker.join(20)
     assert not worker.is_alive()
+
+
+def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'true'}}")
+    known, worked = list[weakref.ref[Workspace]](), queue._worked
+
+    def noted(ws: Workspace, *rest: Any) -> bool:
+        known.append(weakref.ref(ws))
+        return worked(ws, *rest)
+
+    monkeypatch.setattr(queue, "_worked", noted)
+    monkeypatch.setattr(queue, "COLLECT", 0.0)
+    for n in range(4):
+        submitted(space, n=n)
+    work(space)
+    assert len(known) == 4 and not any(each() for each in known[:2]), "a worker of many runs grows"
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:
