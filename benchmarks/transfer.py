@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
 from runner.hosts.download import Taken
-from runner.hosts.transfer import Depot
+from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from runner.storage import files
 from runner.storage.digest_cache import DigestCache
@@ -110,24 +110,24 @@ class Ours:
 
     async def _send(self) -> None:
         content, manifest = self._manifest()
-        depot = await self._depot(".recipe-host")
-        await depot.expect([content])
-        await depot.send({content: str(self.top)}, {content: manifest})
-        await self._close(depot)
+        host_store = await self._depot(".recipe-host")
+        await host_store.expect([content])
+        await host_store.send({content: str(self.top)}, {content: manifest})
+        await self._close(host_store)
 
     async def _held(self) -> tuple[float, float]:
         content, manifest = self._manifest()
-        depot = await self._depot(".recipe-held")
-        await depot.have([content])
+        host_store = await self._depot(".recipe-held")
+        await host_store.have([content])
         began = time.perf_counter()
-        await depot.send({content: str(self.top)}, {content: manifest})
+        await host_store.send({content: str(self.top)}, {content: manifest})
         up = time.perf_counter() - began
         size = sum(entry.size for entry in manifest)
         home = self.top.parent / "home"
         began = time.perf_counter()
-        await depot.fetch(depot.path(content), Taken(content, tuple(manifest), size), str(home))
+        await host_store.fetch(host_store.path(content), Taken(content, tuple(manifest), size), str(home))
         down = time.perf_counter() - began
-        await self._close(depot)
+        await self._close(host_store)
         shutil.rmtree(home)
         return up, down
 
@@ -137,13 +137,13 @@ class Ours:
         self.manifests[content] = manifest
         return content, manifest
 
-    async def _depot(self, root: str) -> Depot:
-        depot = Depot(Wire(self.host, root), self.manifests.get)
-        await depot.open()
-        return depot
+    async def _depot(self, root: str) -> HostStore:
+        host_store = HostStore(Wire(self.host, root), self.manifests.get)
+        await host_store.open()
+        return host_store
 
-    async def _close(self, depot: Depot) -> None:
-        await depot.aclose()
+    async def _close(self, host_store: HostStore) -> None:
+        await host_store.aclose()
         await self.host.aclose()
         await self.driver.aclose()
 

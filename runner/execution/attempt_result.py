@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from drivers.base import Exit
 
-from ..hosts.scrap import Scrap
+from ..hosts.spare_dirs import Scrap
 from ..planning.fingerprint import World
 from ..planning.step import MetricsSpec, StepSpec
 from ..secrets import Masker, Stream

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from drivers.base import Command, DriverError
 
 from ..digest import Digest
-from ..hosts import asking, launch
-from ..hosts.errand import Brought, Errand, StateFolder
+from ..hosts import control_file, launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
+from ..hosts.host_task import HostTask, StateFolder, TaskResult
 from ..hosts.pool import HostPool
-from ..hosts.scrap import Scrap
 from ..hosts.sites import Site
+from ..hosts.spare_dirs import Scrap
 from ..hosts.staging import Attempt
 from ..language.template import Place
 from ..planning import judge as judging
@@ -77,9 +77,9 @@ class Running:
     goes_on: int | None = None  # the step of the checkpoint that it resumes from
     begins: Mapping[str, checkpoints.Newest] = field(default_factory=dict)  # the checkpoints that it resumes from
     taken_up: bool = False  # begun by an earlier worker
-    errand: Errand = field(init=False)
-    task: asyncio.Task[None] | None = None  # what carries the errand out
-    brought: Brought | None = None
+    task: HostTask = field(init=False)
+    carried: asyncio.Task[None] | None = None  # what carries the task out
+    brought: TaskResult | None = None
     stopped: bool = False  # we asked for its end
     asked: bool = False  # we asked it to save and to end by itself
 
@@ -98,11 +98,11 @@ class Running:
     @property
     def logs(self) -> Sequence[str]:
         """Of each node, by rank."""
-        return [f"{part.attempt.path}.log" for part in self.errand.parts] or [self.log]
+        return [f"{part.attempt.path}.log" for part in self.task.parts] or [self.log]
 
     @property
-    def _part(self) -> Errand | None:
-        return self.errand.parts[self.brought.node] if self.brought is not None and self.brought.node else None
+    def _part(self) -> HostTask | None:
+        return self.task.parts[self.brought.node] if self.brought is not None and self.brought.node else None
 
 
 def saved(running: Running, spec: StepSpec) -> bool:
@@ -111,7 +111,7 @@ def saved(running: Running, spec: StepSpec) -> bool:
         return False
     from ..storage import checkpoints
 
-    before = running.begins or running.errand.restored
+    before = running.begins or running.task.restored
     for each in spec.state:
         found = checkpoints.newest(running.state.folder(each.name), each.checkpoint, thorough=False)
         if found.name is not None and (each.name not in before or before[each.name].name != found.name):
@@ -249,20 +249,20 @@ class Attempts:
 
         return {each.name: checkpoints.newest(generation.folder(each.name), each.checkpoint, world=world) for each in spec.state}
 
-    def errand(self, running: Running, spec: StepSpec, pythons: Sequence[str], restored: Mapping[str, checkpoints.Newest]) -> Errand:
+    def task(self, running: Running, spec: StepSpec, pythons: Sequence[str], restored: Mapping[str, checkpoints.Newest]) -> HostTask:
         """What carries an attempt out, on the host that it runs on, or on several; `pythons` are the interpreters there."""
         if len(running.site.members) == 1:
-            return self._errand(running, spec, _Seat(0, running.site, running.attempt, pythons[0], running.name), restored)
+            return self._task(running, spec, _Seat(0, running.site, running.attempt, pythons[0], running.name), restored)
         running.attempt.called = f"{running.name}.0"
         parts = []
         for rank, (site, python) in enumerate(zip(running.site.members, pythons, strict=True)):
             name = f"{running.name}.{rank}"
             attempt = Attempt(f"{os.path.dirname(running.attempt.path)}/{name}") if rank else running.attempt
-            parts.append(self._errand(running, spec, _Seat(rank, site, attempt, python, name), restored))
+            parts.append(self._task(running, spec, _Seat(rank, site, attempt, python, name), restored))
             parts[-1].python = "" if self.wrapped(spec, site) else python
         return dataclasses.replace(parts[0], name=running.name, parts=parts)
 
-    def _errand(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> Errand:
+    def _task(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> HostTask:
         node, site, generation, attempt = running.node, seat.site, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
@@ -281,16 +281,16 @@ class Attempts:
 
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
-        errand = Errand(seat.name, outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
+        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
         if states:
-            errand.processes = self.processes(spec, running.number, running.site)
-            errand.round = functools.partial(self._told, running.site)
+            task.processes = self.processes(spec, running.number, running.site)
+            task.round = functools.partial(self._told, running.site)
         if spec.sync and not seat.rank:
             from ..hosts.output_sync import Synced
 
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
-            errand.synced = [Synced(*made[name], every) for name, every in spec.sync]
-        return errand
+            task.synced = [Synced(*made[name], every) for name, every in spec.sync]
+        return task
 
     def _say(self, id: str, words: str) -> None:
         self.commits.say(f"{id}: {words}")
@@ -333,7 +333,7 @@ class Attempts:
         if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
-            env["RECIPE_CONTROL"] = asking.control_file(paths.cwd)
+            env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
         if "RECIPE_METRICS" in env and (total := steps_of(self.survey, node.id)):
             env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         env |= {name: self.ws.environ[name] for name in INTERVALS if name in self.ws.environ and (spec.state or "RECIPE_METRICS" in env)}
@@ -350,7 +350,7 @@ class Attempts:
         if image:
             limited = "CUDA_VISIBLE_DEVICES" in site.login
             held = devices if gpus is not None else site.capacity.devices if limited else None
-            mounts = site.mounts(attempt, command, running.errand.states)
+            mounts = site.mounts(attempt, command, running.task.states)
             command = self.containers_of(site).wrap(command, image, mounts, held, needed=bool(gpus))
         return command, script
 

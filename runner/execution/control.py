@@ -11,7 +11,7 @@ from typing import Final
 from drivers.base import DriverError
 
 from ..errors import Busy
-from ..hosts.asking import asked
+from ..hosts.control_file import asked
 from ..hosts.hooks import INSTALL
 from ..language.units import money_text
 from ..planning.schedule import LIMIT
@@ -148,17 +148,17 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
     `may_save`: a program that listens is asked to save at the end of the step that it is in, and has time for that.
     """
     running.stopped = True
-    job = running.errand.job
+    job = running.task.job
     if job is None:
-        if running.task is not None:
-            running.task.cancel()
+        if running.carried is not None:
+            running.carried.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
         cwd = running.site.paths(running.attempt).cwd
-        if may_save and running.errand.states and running.task is not None:
+        if may_save and running.task.states and running.carried is not None:
             running.asked = True  # before the question: a quick trainer has saved and ended before the answer is here
             running.asked = await asked(running.site.host, cwd, "pause")
-            if running.asked and (await asyncio.wait({running.task}, timeout=STEP.total_seconds()))[0]:
+            if running.asked and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]:
                 return
         await running.site.stop(job, grace)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from drivers.base import DriverError, Exit, HostLost
 
 from ..errors import Invalid, RecipeError
-from ..hosts.errand import Brought
+from ..hosts.host_task import TaskResult
 from ..hosts.staging import undeclared
 from ..language.imports import started
 from ..logs import Log
@@ -64,7 +64,7 @@ async def end(work: Work, id: str, end: End) -> None:
     image = work.attempts.wrapped(spec, running.site)
     try:
         if image and isinstance(end, Exit):
-            for each, part in zip(running.site.members, running.errand.parts or [running.errand], strict=True):
+            for each, part in zip(running.site.members, running.task.parts or [running.task], strict=True):
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
@@ -156,7 +156,7 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
     return _Why(causes.of_exit(reason, tail.decode(errors="replace")), words)
 
 
-def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: Brought) -> None:
+def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit, brought: TaskResult) -> None:
     node, attempt = running.node, running.attempt
     seconds = (exit.ended - exit.started) if exit.ended else time.time() - running.started
     outputs = brought.outputs
@@ -276,5 +276,5 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
 
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
-    work.beside(running.site.clear_after(running.errand, ()))
+    work.beside(running.site.clear_after(running.task, ()))
     clear_up(running, work.scrap, work.ws.objects)

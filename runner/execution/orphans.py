@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drivers.base import Job
 
-from ..hosts.errand import Paths
+from ..hosts.host_task import Paths
 from ..hosts.pool import HostPool
 from ..hosts.sites import Site
 from ..hosts.staging import Attempt

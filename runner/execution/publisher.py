@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ..errors import CannotRun
-from ..hosts.scrap import Scrap
+from ..hosts.spare_dirs import Scrap
 from ..planning.judge import Made
 from ..planning.step import TEMPORARY
 from ..storage.files import Content

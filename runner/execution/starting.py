@@ -196,7 +196,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
     work.running[id] = running
     running.site.capacity.enter(running.wants, running.devices)
-    running.task = asyncio.get_running_loop().create_task(_carry(work, id, running))
+    running.carried = asyncio.get_running_loop().create_task(_carry(work, id, running))
     if work.control.stopping:  # asked for while this job was being started
         work.beside(stop(running))
     return None
@@ -287,7 +287,7 @@ def _running(work: Work, held: Held, name: str, pythons: Sequence[str], site: Si
         held.spec.resources.room,
         held.gpus,
     )
-    running.errand = work.attempts.errand(running, held.spec, pythons, held.restored)
+    running.task = work.attempts.task(running, held.spec, pythons, held.restored)
     return running
 
 
@@ -306,7 +306,7 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
             await work.orphans.end(held.node, job, site)
             continue
         running.devices, running.taken_up = (), True
-        running.errand.job, running.errand.rejoined = job, True
+        running.task.job, running.task.rejoined = job, True
         return running
     return None
 
@@ -316,7 +316,7 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     end: End
     try:
         async with shared_states.sent(work, running, work.spec(id)):
-            running.brought = await running.site.carry(running.errand)
+            running.brought = await running.site.carry(running.task)
         end = running.brought.exit
         if running.asked and end.reason in ("exit", "signal") and end.code != 0:
             end = end._replace(reason="stopped")  # it saved, and ended itself
@@ -341,7 +341,7 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
     _log.error("%s: %s", readable(id), told)
     with contextlib.suppress(OSError):
         attempt_result.add(running.log, told)
-    if running.errand.job is not None:
+    if running.task.job is not None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())
     words = f"internal error of recipe: {type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from drivers.base import DriverError, Exit
 from ..digest import Digest
 from ..errors import RecipeError
 from ..hosts.pool import HostPool
-from ..hosts.scrap import Scrap
+from ..hosts.spare_dirs import Scrap
 from ..planning.halving import Goal
 from ..planning.plan import LOCAL
 from ..planning.schedule import ORPHANED, Outcome, Scheduler, State

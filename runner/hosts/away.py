@@ -20,9 +20,9 @@ from ..storage.files import Content, Entry
 from ..storage.workspace import Workspace
 from .collecting import Collector
 from .contact import RemoteContact
-from .errand import Brought, Errand, Paths, StateFolder
 from .folder import RemoteFolder
 from .following import Follower
+from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .sites import Site
 from .staging import Attempt
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .checkpoint_sync import CheckpointSync, SyncedState
     from .client import Client
     from .containers import Mount
-    from .transfer import Depot, Parcel
+    from .transfer import HostStore, Parcel
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class Away(Site):
         host: Client,
         machine: Mapping[str, float],
         devices: Sequence[Device],
-        depot: Depot,
+        host_store: HostStore,
         *,
         slots: int | None,
         python: str,
@@ -58,14 +58,14 @@ class Away(Site):
         say: Callable[[str], None],
     ) -> None:
         super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
-        self.depot = depot
+        self.host_store = host_store
         self.installer = python
         self._version = version
         self.contact = RemoteContact(name, say)
-        self.folder: RemoteFolder = RemoteFolder(ws, depot, self.contact, lambda: self.capacity.busy)
+        self.folder: RemoteFolder = RemoteFolder(ws, host_store, self.contact, lambda: self.capacity.busy)
 
     def paths(self, attempt: Attempt) -> Paths:
-        return Paths.at(f"{self.depot.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
+        return Paths.at(f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
 
     def described(self, python: str) -> str:
         return f"{python} ({self._version})" if self._version and python == self.python else python
@@ -82,40 +82,40 @@ class Away(Site):
             *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
             *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
             Mount(f"{self.folder.root}/objects"),
-            *(map(Mount, leads(attempt.path, f"{self.ws.home}/objects")) if self.depot.neighbour.reads else ()),
+            *(map(Mount, leads(attempt.path, f"{self.ws.home}/objects")) if self.host_store.neighbour.reads else ()),
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
         ]
 
     def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
         return True
 
-    async def carry(self, errand: Errand) -> Brought:
-        checkpoints = self._checkpoint_sync(errand)
-        if errand.job is None:
+    async def carry(self, task: HostTask) -> TaskResult:
+        checkpoints = self._checkpoint_sync(task)
+        if task.job is None:
             found = await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
-            errand.job = await self.begin(errand, await self.prepare(errand, found))
-        return await self.attend(errand, errand.job, checkpoints)
+            task.job = await self.begin(task, await self.prepare(task, found))
+        return await self.attend(task, task.job, checkpoints)
 
-    async def prepare(self, errand: Errand, found: Mapping[str, Newest]) -> Command:
+    async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
         """Put an attempt there, with all that it is given: what is to be started."""
-        command, script = errand.compose(found)
-        await self.contact.insist(lambda: self._put(errand, script))
+        command, script = task.compose(found)
+        await self.contact.insist(lambda: self._put(task, script))
         crashpoint("attempt-carried")
         return command
 
-    async def begin(self, errand: Errand, command: Command) -> Job:
+    async def begin(self, task: HostTask, command: Command) -> Job:
         """Start what was prepared."""
-        job = await self.contact.insist(lambda: self._begin(command, errand.name))
+        job = await self.contact.insist(lambda: self._begin(command, task.name))
         crashpoint("job-started")
         return job
 
-    async def attend(self, errand: Errand, job: Job, checkpoints: CheckpointSync | None) -> Brought:
+    async def attend(self, task: HostTask, job: Job, checkpoints: CheckpointSync | None) -> TaskResult:
         """Wait for the end of what was started, and take what it made."""
-        paths = self.paths(errand.attempt)
-        follower = Follower(self.host, self.depot, self.contact, errand, job, paths)
-        collector = Collector(self.ws, self.depot, self.folder, errand, paths)
+        paths = self.paths(task.attempt)
+        follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
+        collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
-            exit = await follower.end([*self._copied(errand, paths), *([checkpoints.run()] if checkpoints is not None else ())])
+            exit = await follower.end([*self._copied(task, paths), *([checkpoints.run()] if checkpoints is not None else ())])
         finally:
             if checkpoints is not None:
                 await checkpoints.finish()
@@ -124,9 +124,9 @@ class Away(Site):
             await rest
             if exit.reason not in ("stopped", "busy"):
                 await collector.remains()
-            return Brought(exit)
+            return TaskResult(exit)
         crashpoint("job-over")
-        if errand.metrics is not None and errand.metrics[0]:
+        if task.metrics is not None and task.metrics[0]:
             await rest  # before outputs are moved there: they may be what metrics are read from
             brought = await self.contact.insist(lambda: collector.outputs(exit))
         else:
@@ -135,78 +135,78 @@ class Away(Site):
             await collector.remains()
         return brought
 
-    def _copied(self, errand: Errand, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
+    def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
         """What brings outputs here while they are made."""
-        if errand.synced:
+        if task.synced:
             from . import output_sync
 
-            partial = f"{self.ws.home}/partial/{os.getpid()}-{errand.name}-synced"
-            yield output_sync.follow(self.depot, paths.cwd, Paths.at(errand.attempt.path).cwd, partial, errand.synced, errand.say)
+            partial = f"{self.ws.home}/partial/{os.getpid()}-{task.name}-synced"
+            yield output_sync.follow(self.host_store, paths.cwd, Paths.at(task.attempt.path).cwd, partial, task.synced, task.say)
 
-    async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
+    async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
         """Until what it used is gone from there, a note here says where it was."""
         if not self.lost:
-            await self.folder.clear(self.paths(errand.attempt), [f"{self.folder.root}/{state.below}" for state in states])
+            await self.folder.clear(self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states])
         for note in (".taken", ".site"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(errand.attempt.path + note)
+                os.unlink(task.attempt.path + note)
 
-    # -- the parts of an errand
+    # -- the parts of a task
 
-    def _checkpoint_sync(self, errand: Errand) -> CheckpointSync | None:
-        if not errand.states:
+    def _checkpoint_sync(self, task: HostTask) -> CheckpointSync | None:
+        if not task.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverDepot
+        from .checkpoint_sync import CheckpointSync, OverHostStore
 
-        return CheckpointSync(OverDepot(self.depot), synced(errand.states, f"{self.folder.root}/"), errand.round, world=errand.processes)
+        return CheckpointSync(OverHostStore(self.host_store), synced(task.states, f"{self.folder.root}/"), task.round, world=task.processes)
 
     async def _begin(self, command: Command, name: str) -> Job:
         try:
             return await self.host.start(command, name)
         except (Denied, Rejected) as error:
-            self.depot.wire.complain(str(error))
+            self.host_store.wire.complain(str(error))
             raise
 
-    async def _put(self, errand: Errand, script: bytes | None) -> None:
-        attempt = errand.attempt
-        parcel = _parcel(attempt, {state.path: state.below for state in errand.states})
+    async def _put(self, task: HostTask, script: bytes | None) -> None:
+        attempt = task.attempt
+        parcel = _parcel(attempt, {state.path: state.below for state in task.states})
         for name, path in (await self._direct(attempt)).items():
             del parcel.links[name]
             parcel.paths[name] = path
         if script is not None:
             parcel.beside[".sh"] = script
-        if errand.metrics is not None and errand.metrics.in_environment:
+        if task.metrics is not None and task.metrics.in_environment:
             parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
         name = attempt.called or os.path.basename(attempt.path)
         wanted = {content for content in parcel.links.values() if content not in self.folder.contents}
         if not wanted:
-            await self.depot.stage(name, parcel)
+            await self.host_store.stage(name, parcel)
             return
-        from .meeting import together
+        from .rendezvous import together
         from .wire import Gone
 
         sent = asyncio.Event()
 
         async def send() -> None:
-            await self.depot.send(*self._sources(attempt, wanted))
+            await self.host_store.send(*self._sources(attempt, wanted))
             sent.set()
 
         async def stage() -> None:
             try:
-                await self.depot.stage(name, parcel, wanted)  # travels while they do
+                await self.host_store.stage(name, parcel, wanted)  # travels while they do
             except Gone:  # they take longer than it waits for them
                 await sent.wait()
-                await self.depot.stage(name, parcel)
+                await self.host_store.stage(name, parcel)
 
         await together((send(), stage()))
         self.folder.contents |= wanted
 
     async def _direct(self, attempt: Attempt) -> dict[str, str]:
         """What it is given that the host sees on our disk: name -> path."""
-        if not self.depot.neighbour.reads:
+        if not self.host_store.neighbour.reads:
             return {}
         given = {name: os.path.realpath(f"{attempt.path}/{name}") for name in (*attempt.links, *attempt.objects)}
-        seen = await self.depot.neighbour.same(list(given.values()))
+        seen = await self.host_store.neighbour.same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
     def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:

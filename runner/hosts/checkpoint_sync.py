@@ -33,7 +33,7 @@ from ..storage.files import scan
 
 if TYPE_CHECKING:
     from .download import Taken
-    from .transfer import Depot
+    from .transfer import HostStore
 
 EVERY = 300.0
 """Seconds between rounds where a recipe does not say."""
@@ -308,16 +308,16 @@ class CheckpointSync:
         doing.warning, seen.level = words if level > seen.level else "", level
 
 
-class OverDepot:
+class OverHostStore:
     """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
 
     partial = False
 
-    def __init__(self, depot: Depot) -> None:
-        self._depot = depot
+    def __init__(self, host_store: HostStore) -> None:
+        self._host_store = host_store
 
     async def look(self, path: str) -> Look:
-        found, free, total = await self._depot.look(path)
+        found, free, total = await self._host_store.look(path)
         files = {name: (LINK if link else size, written) for name, size, written, link in found if not {"", ".", ".."} & set(name.split("/"))}
         return Look(files, free, total)
 
@@ -333,23 +333,23 @@ class OverDepot:
     async def taken(self, path: str) -> Taken:
         """What a file or folder there is, hashed there.  Raises Vanished where the state is not there at all."""
         folder, _, name = path.rpartition("/")
-        return (await self._depot.take(folder, ((name, False),))).outputs[name]
+        return (await self._host_store.take(folder, ((name, False),))).outputs[name]
 
     async def fetch(self, path: str, taken: Taken, target: Path) -> int:
         """Copy what `taken` found, or a part of it.  Its bytes."""
-        await self._depot.fetch(path, taken, str(target))
+        await self._host_store.fetch(path, taken, str(target))
         await asyncio.to_thread(_ours, target)
         return taken.size
 
     async def put(self, source: Path, path: str) -> int:
         content = await asyncio.to_thread(scan, source)
         size = _total(await asyncio.to_thread(_listing, source))
-        await self._depot.send({content: str(source)})
-        await self._depot.release(content, path)
+        await self._host_store.send({content: str(source)})
+        await self._host_store.release(content, path)
         return size
 
     async def remove(self, paths: Sequence[str]) -> None:
-        await self._depot.remove(paths)
+        await self._host_store.remove(paths)
 
 
 class CheckpointPruner:

@@ -15,13 +15,13 @@ from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY
 from ..storage.disk import delete
 from ..storage.files import Content
 from ..storage.workspace import Workspace
-from .errand import Brought, Errand, Paths
 from .folder import RemoteFolder
+from .host_task import HostTask, Paths, TaskResult
 from .staging import Attempt
 
 if TYPE_CHECKING:
     from .download import Taken
-    from .transfer import Depot
+    from .transfer import HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 """Of what a failed attempt wrote: bytes of a file, bytes of all, and files that are brought home at most."""
@@ -30,21 +30,21 @@ REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 class Collector:
     """Of one attempt.  `paths` are those there, `folder` says which contents lie there."""
 
-    def __init__(self, ws: Workspace, depot: Depot, folder: RemoteFolder, errand: Errand, paths: Paths) -> None:
-        self._ws, self._depot, self._folder, self._errand, self._paths = ws, depot, folder, errand, paths
+    def __init__(self, ws: Workspace, host_store: HostStore, folder: RemoteFolder, task: HostTask, paths: Paths) -> None:
+        self._ws, self._host_store, self._folder, self._task, self._paths = ws, host_store, folder, task, paths
 
-    async def outputs(self, exit: Exit) -> Brought:
+    async def outputs(self, exit: Exit) -> TaskResult:
         """Hash what it made there, fetch what has to come home, and let the host keep all of it."""
-        errand, paths, outputs = self._errand, self._paths, self._errand.outputs
-        if not outputs and not errand.attempt.staged and not errand.attempt.links and not errand.attempt.objects and not errand.rejoined:
-            return Brought(exit)  # it was given nothing, and left nothing that was asked for
-        harvest = await self._depot.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
+        task, paths, outputs = self._task, self._paths, self._task.outputs
+        if not outputs and not task.attempt.staged and not task.attempt.links and not task.attempt.objects and not task.rejoined:
+            return TaskResult(exit)  # it was given nothing, and left nothing that was asked for
+        harvest = await self._host_store.take(paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs])
         if harvest.changed:
             self._folder.contents.difference_update(harvest.changed)
-            return Brought(exit, problem="input", words=f"it changed its input {_called(errand.attempt, harvest.changed[0])}")
-        if self._depot.neighbour.reads and (words := await asyncio.to_thread(self._tampered)):
-            return Brought(exit, problem="input", words=words)
-        noted = errand.attempt.taken()  # by a worker that was killed while the host put them away
+            return TaskResult(exit, problem="input", words=f"it changed its input {_called(task.attempt, harvest.changed[0])}")
+        if self._host_store.neighbour.reads and (words := await asyncio.to_thread(self._tampered)):
+            return TaskResult(exit, problem="input", words=words)
+        noted = task.attempt.taken()  # by a worker that was killed while the host put them away
         found: dict[str, str] = {}
         wrong: list[str] = []
         for name, path, flags in outputs:
@@ -61,35 +61,35 @@ class Collector:
             else:
                 found[name] = taken.content
         if wrong:
-            return Brought(exit, problem="output", words="; ".join(wrong))
+            return TaskResult(exit, problem="output", words="; ".join(wrong))
         for name, path, flags in outputs:
             if name in found and name not in noted and not flags & TEMPORARY:
                 await self._fetch(f"{paths.cwd}/{path}", harvest.outputs[path])
         for name, content in found.items():
             if name not in noted:
-                errand.attempt.note(name, content)
-        states = [state.path for state in errand.states]
+                task.attempt.note(name, content)
+        states = [state.path for state in task.states]
         below = {path for _, path, _ in outputs if any(path == state or path.startswith(f"{state}/") for state in states)}
         moved = {path: found[name] for name, path, _ in outputs if name in found and name not in noted}
         if moved:
-            self._folder.contents |= await self._depot.keep(paths.cwd, moved, copy=below & moved.keys())
+            self._folder.contents |= await self._host_store.keep(paths.cwd, moved, copy=below & moved.keys())
         if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
             await self._folder.look_for(stayed)
-        return Brought(exit, found)
+        return TaskResult(exit, found)
 
     def _tampered(self) -> str:
         """Which input here, that it may have read in place, is not what it was given, in words."""
-        return self._errand.attempt.tampered(self._ws.cache, self._ws.objects)
+        return self._task.attempt.tampered(self._ws.cache, self._ws.objects)
 
     async def remains(self) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""
         with contextlib.suppress(DriverError, RecipeError, OSError):  # the failure is what is to be shown
-            found, others = await self._depot.remains(self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
+            found, others = await self._host_store.remains(self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT)
             for name, data in found.items():
-                _leave(self._errand.attempt.path, name, data)
+                _leave(self._task.attempt.path, name, data)
             if others:
-                self._errand.say(
-                    f"{others} of {others + len(found)} files that it left on {self._depot.wire.name} are too large or too many to bring here"
+                self._task.say(
+                    f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name} are too large or too many to bring here"
                 )
 
     async def _fetch(self, path: str, taken: Taken) -> None:
@@ -97,8 +97,8 @@ class Collector:
         content = Content(taken.content)
         if self._ws.objects.has(content):
             return
-        target = Path(f"{self._ws.home}/partial/{os.getpid()}-{self._errand.name}-{content[2:18]}")
-        await self._depot.fetch(path, taken, str(target))
+        target = Path(f"{self._ws.home}/partial/{os.getpid()}-{self._task.name}-{content[2:18]}")
+        await self._host_store.fetch(path, taken, str(target))
         try:
             await asyncio.to_thread(self._ws.objects.put, target, content, move=True)
         finally:

@@ -23,7 +23,7 @@ from .client import Client, there
 from .sites import Site
 
 if TYPE_CHECKING:
-    from .transfer import Depot
+    from .transfer import HostStore
     from .wire import Progress
 
 TELL = 5.0
@@ -69,7 +69,7 @@ class Reached(NamedTuple):
     python: str
     """The Python that was named for it."""
     jobs: Client
-    depot: Depot
+    host_store: HostStore
     answers: asyncio.Future[tuple[str, None]]
     """What it says of itself, once its streams are open, too."""
 
@@ -104,16 +104,16 @@ class Connector:
 
     def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
         """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
-        from .transfer import Depot
+        from .transfer import HostStore
         from .wire import Wire
 
         root = root or host.root
         wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
         jobs = there(wire)
         jobs.wake()  # it comes up while we ask
-        depot = Depot(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
+        host_store = HostStore(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
         asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
-        return Reached(python, jobs, depot, asyncio.gather(asked, self._open(depot)))
+        return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
     @contextlib.asynccontextmanager
     async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, Reached]]:
@@ -130,9 +130,9 @@ class Connector:
             for each in found.values():
                 await each.aclose()
 
-    async def _open(self, depot: Depot) -> None:
-        await depot.open()
-        await depot.expect(self._given)
+    async def _open(self, host_store: HostStore) -> None:
+        await host_store.open()
+        await host_store.expect(self._given)
 
     async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int, reached: Reached | None = None) -> Site:
         """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
@@ -142,7 +142,7 @@ class Connector:
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
         reached = reached or self.reach(name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", ""))
-        python, jobs, depot = reached.python, reached.jobs, reached.depot
+        python, jobs, host_store = reached.python, reached.jobs, reached.host_store
         try:
             said, _ = await reached.answers
         except BaseException as error:
@@ -163,7 +163,7 @@ class Connector:
             jobs,
             room,
             seen,
-            depot,
+            host_store,
             slots=slots,
             python=python,
             version=told.get("VERSION", ""),

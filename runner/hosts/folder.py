@@ -17,10 +17,10 @@ from ..storage.disk import delete
 from ..storage.files import scan
 from ..storage.workspace import Workspace
 from .contact import Contact
-from .errand import Paths
+from .host_task import Paths
 
 if TYPE_CHECKING:
-    from .transfer import Depot
+    from .transfer import HostStore
 
 LULL, LULLS = 0.03, 10
 """Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
@@ -79,9 +79,9 @@ class Folder:
 class RemoteFolder(Folder):
     """On a disk of the host's own.  `busy`: whether steps run there."""
 
-    def __init__(self, ws: Workspace, depot: Depot, contact: Contact, busy: Callable[[], bool]) -> None:
+    def __init__(self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]) -> None:
         super().__init__(ws)
-        self._depot, self._contact, self._busy = depot, contact, busy
+        self._host_store, self._contact, self._busy = host_store, contact, busy
         self.contents: set[str] = set()
         """What is there for certain."""
         self._spent: list[str] = []  # paths there that are not needed any more
@@ -89,18 +89,18 @@ class RemoteFolder(Folder):
 
     @property
     def root(self) -> str:
-        return self._depot.root
+        return self._host_store.root
 
     async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
         from .transfer import Parcel
 
         parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
-        return Paths.at(await self._contact.insist(lambda: self._depot.stage(name, parcel)))
+        return Paths.at(await self._contact.insist(lambda: self._host_store.stage(name, parcel)))
 
     async def program(self, path: str) -> str:
         content = scan(path)
-        await self._contact.insist(lambda: self._depot.send({content: path}))
-        return self._depot.path(content)
+        await self._contact.insist(lambda: self._host_store.send({content: path}))
+        return self._host_store.path(content)
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         """What steps leave that follow each other closely goes in one go."""
@@ -114,17 +114,17 @@ class RemoteFolder(Folder):
             spent, self._spent = self._spent, []
             if spent:
                 with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
-                    await self._depot.remove(spent)
+                    await self._host_store.remove(spent)
 
     async def noted(self, path: str) -> bool:
-        return bool(await self._contact.insist(lambda: self._depot.read(f"{self.root}/{path}", limit=16)))
+        return bool(await self._contact.insist(lambda: self._host_store.read(f"{self.root}/{path}", limit=16)))
 
     async def note(self, path: str) -> None:
-        await self._depot.note(path)
+        await self._host_store.note(path)
 
     async def free(self) -> tuple[int, int | None]:
         try:
-            return await self._depot.free(), None
+            return await self._host_store.free(), None
         except (DriverError, RecipeError):
             return sys.maxsize, None  # a host that cannot be asked is not called full
 
@@ -134,4 +134,4 @@ class RemoteFolder(Folder):
 
     async def look_for(self, contents: Collection[str]) -> None:
         """Ask the host which of these it has."""
-        self.contents |= await self._contact.insist(lambda: self._depot.have(contents))
+        self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from drivers.base import Exit, Job, Unreachable
 
 from .contact import Contact
-from .errand import FOREVER, Errand, Paths
+from .host_task import FOREVER, HostTask, Paths
 
 if TYPE_CHECKING:
     from .client import Client
-    from .transfer import Depot
+    from .transfer import HostStore
 
 FIRST_GLANCE, GLANCE, LONGEST_GLANCE = 0.05, 0.2, 2.0
 """Seconds between looks at what a step prints: while it does, and when it has not for a while."""
@@ -29,42 +29,42 @@ ROOM = 8 << 20
 class Follower:
     """Of one attempt.  `paths` are those there; here they begin with the attempt's own."""
 
-    def __init__(self, host: Client, depot: Depot, contact: Contact, errand: Errand, job: Job, paths: Paths) -> None:
-        self._host, self._depot, self._contact, self.errand, self._job, self._there = host, depot, contact, errand, job, paths
-        self._here = Paths.at(errand.attempt.path)
+    def __init__(self, host: Client, host_store: HostStore, contact: Contact, task: HostTask, job: Job, paths: Paths) -> None:
+        self._host, self._host_store, self._contact, self.task, self._job, self._there = host, host_store, contact, task, job, paths
+        self._here = Paths.at(task.attempt.path)
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
         """The job's end.  Until then what it prints and measures comes here; other work `beside` goes on as long."""
         doing = [self._log(), self._file(self._there.host, self._here.host, SAMPLED, SAMPLED), *beside]
-        if self.errand.metrics is not None and self.errand.metrics.in_environment:
+        if self.task.metrics is not None and self.task.metrics.in_environment:
             doing.append(self._file(self._there.metrics, self._here.metrics))
-        tasks = [asyncio.ensure_future(each) for each in doing]
+        futures = [asyncio.ensure_future(each) for each in doing]
         try:
             exit: Exit | None = None
             while exit is None:
                 exit = await self._contact.insist(lambda: self._host.wait(self._job, FOREVER))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for future in futures:
+                future.cancel()
+            await asyncio.gather(*futures, return_exceptions=True)
         return exit
 
     async def rest(self, exit: Exit) -> None:
         """What was printed and measured since the last look."""
-        errand, here, paths = self.errand, self._here, self._there
+        task, here, paths = self.task, self._here, self._there
         await self._append()
         sampled = exit.ended - exit.started >= SAMPLED
-        while sampled and (data := await self._depot.read(paths.host, _size(here.host), limit=ROOM)):
+        while sampled and (data := await self._host_store.read(paths.host, _size(here.host), limit=ROOM)):
             _append(here.host, data)
-        if errand.metrics is None or errand.metrics[1]:
+        if task.metrics is None or task.metrics[1]:
             return
-        if not errand.metrics[0]:
-            while data := await self._depot.read(paths.metrics, _size(here.metrics), limit=ROOM):
+        if not task.metrics[0]:
+            while data := await self._host_store.read(paths.metrics, _size(here.metrics), limit=ROOM):
                 _append(here.metrics, data)
             return
-        for name in await self._depot.matching(paths.cwd, errand.metrics[0]):
-            data = await self._depot.read(f"{paths.cwd}/{name}", limit=ROOM)
-            target = Path(errand.attempt.path, name)
+        for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
+            data = await self._host_store.read(f"{paths.cwd}/{name}", limit=ROOM)
+            target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # an earlier worker may have brought it
             _append(str(target), data)
@@ -90,7 +90,7 @@ class Follower:
         while True:
             await asyncio.sleep(pause)
             with contextlib.suppress(Unreachable):
-                data = await self._depot.read(path, _size(target), limit=ROOM)
+                data = await self._host_store.read(path, _size(target), limit=ROOM)
                 _append(target, data)
                 pause = least if data else min(most, pause * 1.3)
 

@@ -17,12 +17,12 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 
 from ..storage.disk import delete
 from ..storage.workspace import Workspace
-from . import launch, meeting
+from . import launch, rendezvous
 from .away import Away, synced
 from .capacity import LONGEST_QUESTION, Capacity, Pick
-from .errand import FOREVER, Brought, Errand, Paths, StateFolder
 from .folder import Folder
-from .meeting import Meeting, Node, together
+from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
+from .rendezvous import Meeting, Node, together
 from .sites import GRACE, Site
 from .staging import Attempt
 
@@ -130,9 +130,9 @@ class Group(Site):
     def may_have_made(self, attempt: Attempt, outputs: Sequence[object]) -> bool:
         return True
 
-    async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
-        await together(each.clear_after(part, states) for each, part in zip(self._members, errand.parts, strict=True))
-        for part in errand.parts[1:]:
+    async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
+        await together(each.clear_after(part, states) for each, part in zip(self._members, task.parts, strict=True))
+        for part in task.parts[1:]:
             delete(Path(part.attempt.path))
             for ending in (".log", ".metrics", ".host", ".sh"):
                 with contextlib.suppress(FileNotFoundError):
@@ -155,9 +155,9 @@ class Group(Site):
         over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
         return over[_first(over, UNTOUCHED)]
 
-    async def carry(self, errand: Errand) -> Brought:
+    async def carry(self, task: HostTask) -> TaskResult:
         try:
-            return await self._carry(errand)
+            return await self._carry(task)
         except HostLost as error:
             self._gone = dict(each for each in await together(map(self._missing, self._members)) if each[1]) or {self._members[0]: str(error)}
             raise
@@ -172,74 +172,74 @@ class Group(Site):
             return member, str(error) or f"{member.name} does not answer"
         return member, ""
 
-    async def _carry(self, errand: Errand) -> Brought:
-        met, states = UNTOUCHED, self._states(errand)
-        if errand.job is None:
+    async def _carry(self, task: HostTask) -> TaskResult:
+        met, states = UNTOUCHED, self._states(task)
+        if task.job is None:
             found = await self._members[0].contact.insist(states.restore) if states is not None else {}
             try:
-                met = await self._begin(errand, found)
+                met = await self._begin(task, found)
             except TimeoutError:
-                return Brought(Exit(None, reason="stopped", detail=f"not all nodes had begun after {BEGIN:.0f} s"))
-            errand.job = Job(errand.name)
+                return TaskResult(Exit(None, reason="stopped", detail=f"not all nodes had begun after {BEGIN:.0f} s"))
+            task.job = Job(task.name)
         else:
-            for part in errand.parts:
+            for part in task.parts:
                 part.job, part.rejoined = Job(part.name, {"log": f"{part.attempt.path}.log"}), True
         if states is None:
-            return await self._attend(errand, met)
+            return await self._attend(task, met)
         copying = asyncio.ensure_future(states.run())
         try:
-            return await self._attend(errand, met)
+            return await self._attend(task, met)
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
             await states.finish()
 
-    def _states(self, errand: Errand) -> CheckpointSync | None:
+    def _states(self, task: HostTask) -> CheckpointSync | None:
         """What copies the checkpoints, which all nodes write together."""
-        if not errand.states:
+        if not task.states:
             return None
-        from .checkpoint_sync import CheckpointSync, OverDepot
+        from .checkpoint_sync import CheckpointSync, OverHostStore
         from .state_union import OverNodes
 
-        nodes = OverNodes([(each.folder.root, OverDepot(each.depot)) for each in self._members], errand.say)
-        return CheckpointSync(nodes, synced(errand.states, ""), errand.round, world=errand.processes)
+        nodes = OverNodes([(each.folder.root, OverHostStore(each.host_store)) for each in self._members], task.say)
+        return CheckpointSync(nodes, synced(task.states, ""), task.round, world=task.processes)
 
-    async def _begin(self, errand: Errand, found: Mapping[str, Newest]) -> Meeting:
+    async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
         """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""
-        pairs = list(zip(self._members, errand.parts, strict=True))
+        pairs = list(zip(self._members, task.parts, strict=True))
         commands = await together(each.prepare(part, found) for each, part in pairs)
         nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
-        met = await self._members[0].contact.insist(lambda: meeting.meet(nodes, self._members[0].port))
+        met = await self._members[0].contact.insist(lambda: rendezvous.meet(nodes, self._members[0].port))
 
-        async def start(each: Away, part: Errand, command: Command) -> None:
+        async def start(each: Away, part: HostTask, command: Command) -> None:
             part.job = await each.begin(part, _with_port(command, met.port))
 
         try:
             async with asyncio.timeout(BEGIN):
                 await together(start(*pair, command) for pair, command in zip(pairs, commands, strict=True))
         except BaseException:
-            await self._stop(errand.name, GRACE, range(len(pairs)))
+            await self._stop(task.name, GRACE, range(len(pairs)))
             raise
         return met
 
-    async def _attend(self, errand: Errand, met: Meeting) -> Brought:
+    async def _attend(self, task: HostTask, met: Meeting) -> TaskResult:
         """The end of all.  The first bad one ends the others, and is the end."""
-        bringing: list[Coroutine[object, object, Brought]] = []
-        for each, part in zip(self._members, errand.parts, strict=True):
+        bringing: list[Coroutine[object, object, TaskResult]] = []
+        for each, part in zip(self._members, task.parts, strict=True):
             assert part.job is not None
             bringing.append(each.attend(part, part.job, None))
-        tasks = [asyncio.ensure_future(each) for each in bringing]
-        ending = asyncio.ensure_future(self._end_together(errand))
+        begun = [asyncio.ensure_future(each) for each in bringing]
+        ending = asyncio.ensure_future(self._end_together(task))
         try:
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*begun, return_exceptions=True)
         finally:
-            for task in (ending, *tasks):
-                task.cancel()
-            await asyncio.gather(ending, *tasks, return_exceptions=True)
+            for future in (ending, *begun):
+                future.cancel()
+            await asyncio.gather(ending, *begun, return_exceptions=True)
         errors = [end for end in ends if isinstance(end, BaseException)]
         if errors:
             raise next((error for error in errors if isinstance(error, HostLost)), errors[0])
-        brought = [end for end in ends if isinstance(end, Brought)]
+        brought = [end for end in ends if isinstance(end, TaskResult)]
         bad = {rank: each.exit for rank, each in enumerate(brought) if not _good(each.exit)}
         if bad:
             rank = _first(bad, met)
@@ -247,11 +247,11 @@ class Group(Site):
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
         return replace(brought[wrong], node=wrong, exit=_sum([each.exit for each in brought]))
 
-    async def _end_together(self, errand: Errand) -> None:
+    async def _end_together(self, task: HostTask) -> None:
         """Stop what runs as soon as one node has ended badly, or is gone: the others would wait for it."""
 
         async def bad(rank: int) -> int:
-            each, job = self._members[rank], Job(errand.parts[rank].name)
+            each, job = self._members[rank], Job(task.parts[rank].name)
             exit: Exit | None = None
             while exit is None:
                 exit = await each.contact.insist(lambda: each.host.wait(job, FOREVER))
@@ -263,11 +263,11 @@ class Group(Site):
         waiting = {asyncio.ensure_future(bad(rank)): rank for rank in ranks}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            over = {waiting[task] for task in done}
-            await self._stop(errand.name, GRACE, [rank for rank in ranks if rank not in over])
+            over = {waiting[future] for future in done}
+            await self._stop(task.name, GRACE, [rank for rank in ranks if rank not in over])
         finally:
-            for task in waiting:
-                task.cancel()
+            for future in waiting:
+                future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _stop(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:

@@ -9,11 +9,11 @@ from drivers.base import DriverError, Lease, Offer, Traits, Visiting
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
-from . import meeting
+from . import rendezvous
 from .capacity import apart
 from .connect import Connector
 from .leases import driver_of
-from .meeting import Node
+from .rendezvous import Node
 
 if TYPE_CHECKING:
     from ..planning.step import StepSpec
@@ -79,6 +79,6 @@ class Heading:
                 site = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, places=1)
                 site.port, self.sites = head.port, [site]
                 if unused:
-                    await meeting.free(Node(site.name, site.host, site.address, site.python, compared=False), head.port)
+                    await rendezvous.free(Node(site.name, site.host, site.address, site.python, compared=False), head.port)
             except (CannotRun, DriverError) as error:
                 raise Infrastructure(f"the head {head.host} cannot be used: {error}", fix=getattr(error, "fix", "") or fix) from error

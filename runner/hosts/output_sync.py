@@ -19,7 +19,7 @@ from ..storage.disk import delete
 from ..storage.files import Entry
 
 if TYPE_CHECKING:
-    from .transfer import Depot
+    from .transfer import HostStore
 
 
 class Synced(NamedTuple):
@@ -30,7 +30,7 @@ class Synced(NamedTuple):
     every: float
 
 
-async def follow(depot: Depot, there: str, here: str, partial: str, outputs: Sequence[Synced], say: Callable[[str], None]) -> None:
+async def follow(host_store: HostStore, there: str, here: str, partial: str, outputs: Sequence[Synced], say: Callable[[str], None]) -> None:
     """Bring `outputs` of the attempt at `there` into the directory `here`, until cancelled.  `partial` is a path of ours on the same disk as `here`.
 
     Each is shown once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
@@ -42,7 +42,7 @@ async def follow(depot: Depot, there: str, here: str, partial: str, outputs: Seq
             await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
             for output in [output for output, at in due.items() if at <= time.monotonic()]:
                 try:
-                    content = await _bring(depot, there, here, partial, output, had.get(output.path, ""))
+                    content = await _bring(host_store, there, here, partial, output, had.get(output.path, ""))
                     if content and output.path not in had:
                         say(f"{output.path} as it is so far: {os.path.relpath(here)}/{output.path}")
                     had[output.path] = content or had.get(output.path, "")
@@ -56,20 +56,20 @@ async def follow(depot: Depot, there: str, here: str, partial: str, outputs: Seq
         _clear(partial)
 
 
-async def _bring(depot: Depot, there: str, here: str, partial: str, output: Synced, had: str) -> str:
+async def _bring(host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str) -> str:
     """Its content now; empty when there is nothing yet.  What has not changed since the last time is not sent again."""
-    taken = (await depot.take(there, [(output.path, output.folder)])).outputs[output.path]
+    taken = (await host_store.take(there, [(output.path, output.folder)])).outputs[output.path]
     if not taken.content or taken.content == had:
         return taken.content
     target = Path(here, output.path)
     await asyncio.to_thread(_seed, target, f"{partial}.coming", taken.entries)
-    await depot.fetch(f"{there}/{output.path}", taken, partial)
+    await host_store.fetch(f"{there}/{output.path}", taken, partial)
     await asyncio.to_thread(_swap, Path(partial), target)
     return taken.content
 
 
 def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
-    """Begin with the files of the last time that are still in it: the depot keeps those that are right, and goes on where a file has grown."""
+    """Begin with the files of the last time that are still in it: the host_store keeps those that are right, and goes on where a file has grown."""
     _clear(coming.removesuffix(".coming"))
     if not last.is_dir():
         return

@@ -464,7 +464,7 @@ async def _left(site: Site, *, sweep: bool) -> None:
     """Let go of a place."""
     if sweep and isinstance(site, Away) and not site.lost:
         with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-            await site.depot.sweep(every=SWEEP)
+            await site.host_store.sweep(every=SWEEP)
     await site.aclose()
 
 

@@ -23,8 +23,8 @@ from ..storage.workspace import Workspace
 from . import interpreters, variables
 from .capacity import Capacity
 from .contact import Contact
-from .errand import FOREVER, Brought, Errand, Paths, StateFolder
 from .folder import Folder
+from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .staging import Attempt, OutputProblem
 
 if TYPE_CHECKING:
@@ -143,59 +143,59 @@ class Site:
         """Whether the outputs of an attempt that ended well may all be there still."""
         return attempt.whole(outputs)
 
-    async def carry(self, errand: Errand) -> Brought:
+    async def carry(self, task: HostTask) -> TaskResult:
         """Run an attempt to its end and take what it made.  Raises DriverError (HostLost when the host is gone), RecipeError and OSError."""
-        if errand.job is None:
-            command, script = errand.compose(errand.restored)
+        if task.job is None:
+            command, script = task.compose(task.restored)
             if script is not None:
-                paths = self.paths(errand.attempt)
-                errand.scrap.write_script(paths.script, script)
-                errand.scrap.log(paths.log)
+                paths = self.paths(task.attempt)
+                task.scrap.write_script(paths.script, script)
+                task.scrap.log(paths.log)
             crashpoint("attempt-staged")
-            errand.job = await self.host.start(command, errand.name)
+            task.job = await self.host.start(command, task.name)
             crashpoint("job-started")
-        pruning = asyncio.ensure_future(self._prune(errand)) if errand.states else None
+        pruning = asyncio.ensure_future(self._prune(task)) if task.states else None
         try:
             exit: Exit | None = None
             while exit is None:
-                exit = await self.host.wait(errand.job, FOREVER)
+                exit = await self.host.wait(task.job, FOREVER)
         finally:
             if pruning is not None:
                 pruning.cancel()
         if exit.code != 0 or exit.reason != "exit":
-            return Brought(exit)
+            return TaskResult(exit)
         crashpoint("job-over")
-        if errand.attempt.heavy(errand.outputs):
-            return await asyncio.to_thread(self._take, errand, exit)
-        return self._take(errand, exit)
+        if task.attempt.heavy(task.outputs):
+            return await asyncio.to_thread(self._take, task, exit)
+        return self._take(task, exit)
 
-    def _take(self, errand: Errand, exit: Exit) -> Brought:
+    def _take(self, task: HostTask, exit: Exit) -> TaskResult:
         """The contents of an attempt's outputs, stored; or what is wrong with them, or with its inputs."""
-        attempt = errand.attempt
+        attempt = task.attempt
         if words := attempt.tampered(self.ws.cache, self.ws.objects):
-            return Brought(exit, problem="input", words=words)
+            return TaskResult(exit, problem="input", words=words)
         try:
-            return Brought(exit, attempt.collect(errand.outputs, self.ws.objects, [state.path for state in errand.states]))
+            return TaskResult(exit, attempt.collect(task.outputs, self.ws.objects, [state.path for state in task.states]))
         except OutputProblem as error:
-            return Brought(exit, problem="output", words=str(error))
+            return TaskResult(exit, problem="output", words=str(error))
         except Infrastructure as error:
-            return Brought(exit, problem="disk", words=str(error))
+            return TaskResult(exit, problem="disk", words=str(error))
 
-    async def _prune(self, errand: Errand) -> None:
+    async def _prune(self, task: HostTask) -> None:
         """Delete old checkpoints while their trainer writes here, until cancelled."""
         from .checkpoint_sync import CheckpointPruner
 
-        pruners = [CheckpointPruner(state.here, state.pattern, state.keep) for state in errand.states]
+        pruners = [CheckpointPruner(state.here, state.pattern, state.keep) for state in task.states]
         while True:
             await asyncio.sleep(PRUNING)
             for pruner in pruners:
                 _, words = await asyncio.to_thread(pruner.look)
                 if words:
-                    errand.say(words)
+                    task.say(words)
 
     async def aclose(self) -> None:
         """Let go of our connections to it.  Jobs stay."""
         await self.host.aclose()
 
-    async def clear_after(self, errand: Errand, states: Sequence[StateFolder]) -> None:
+    async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
         """The results of an attempt are stored: what it used on another disk than ours goes, `states` too."""

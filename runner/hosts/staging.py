@@ -20,7 +20,7 @@ from ..storage.digest_cache import DigestCache
 from ..storage.disk import delete
 from ..storage.files import Changed, Content, Unhashable, scan
 from ..storage.objects import Objects
-from .scrap import Scrap, Spare
+from .spare_dirs import Scrap, Spare
 from .workdir import Mark, Workdir, mark
 
 _LOOKED_AT = 10_000

@@ -12,9 +12,9 @@ from drivers.base import HostLost, Rejected
 
 from ..storage import files
 from ..storage.disk import delete
-from .checkpoint_sync import Look, OverDepot
+from .checkpoint_sync import Look, OverHostStore
 from .download import Taken
-from .meeting import together
+from .rendezvous import together
 from .transfer import Vanished
 
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ class OverNodes:
     A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
     """
 
-    def __init__(self, nodes: Sequence[tuple[str, OverDepot]], say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Sequence[tuple[str, OverHostStore]], say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self._told: set[str] = set()
         self.partial = False
@@ -72,7 +72,7 @@ class OverNodes:
         await self._each(lambda root, node: node.remove([f"{root}/{path}" for path in paths]))
 
     async def _taken(self, path: str) -> dict[int, Taken]:
-        async def taken(root: str, node: OverDepot) -> Taken:
+        async def taken(root: str, node: OverHostStore) -> Taken:
             try:
                 return await node.taken(f"{root}/{path}")
             except Vanished:
@@ -108,7 +108,7 @@ class OverNodes:
             some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             self._say(f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept")
 
-    async def _each(self, ask: Callable[[str, OverDepot], Awaitable[_T]]) -> dict[int, _T]:
+    async def _each(self, ask: Callable[[str, OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
         """What each node answers, by rank, but those that are lost."""
         lost: list[HostLost] = []
 

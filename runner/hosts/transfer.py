@@ -1,6 +1,6 @@
 """Move contents between here and one host, and know what that host keeps of ours.
 
-A `Depot` is the other end of the object store: the same names below its root on the host, made there from what is sent (`sending`), hashed there
+A `HostStore` is the other end of the object store: the same names below its root on the host, made there from what is sent (`sending`), hashed there
 before anybody uses it, and brought home from there (`fetching`).
 """
 
@@ -52,7 +52,7 @@ class Vanished(Corrupt):
     """A folder there is not there any more, or never was."""
 
 
-class Depot:
+class HostStore:
     """What one host keeps of ours below the root that `wire` asks about.
 
     `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  `folder` is one of ours, by which a host is

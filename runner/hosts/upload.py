@@ -19,12 +19,12 @@ from ..errors import Corrupt, Infrastructure
 from ..retry import backoff, retry_async
 from ..storage import files
 from ..storage.files import Changed, Entry
-from .arrivals import Arrivals
-from .cargo import Cargo, Pieces
-from .courier import Courier
-from .likeness import Likeness
 from .manifests import name_of, place_of
 from .neighbours import Neighbour
+from .upload_base import Likeness
+from .upload_check import Arrivals
+from .upload_files import Cargo, Pieces
+from .upload_round import Courier
 from .wire import TRIES, Gone, Meter, Wire, nothing, process, rest, started, words_of
 
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..errors import CannotRun
 from ..paths import escapes
 from ..storage.disk import overwrite
-from .scrap import Scrap
+from .spare_dirs import Scrap
 
 Mark: TypeAlias = tuple[int, int, int]
 """Inode, size, time of the last change."""

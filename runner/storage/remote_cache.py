@@ -150,7 +150,7 @@ class RemoteCache:
             progress(brought.size)
         return lost
 
-    def fetcher(self, contents: Sequence[Content]) -> Callable[[], Brought]:
+    def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
         """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
         from .objects import Objects
         from .remote_session import Gone
@@ -158,8 +158,8 @@ class RemoteCache:
         # With a memory of its own: ours belongs to our thread.
         objects, remote = Objects(self._ws.home), self.remote
 
-        def fetch() -> Brought:
-            brought = Brought()
+        def fetch() -> Fetched:
+            brought = Fetched()
             for content in contents:
                 try:
                     brought.size += remote.fetch(content, objects)
@@ -174,7 +174,7 @@ class RemoteCache:
 
         return fetch
 
-    def brought(self, brought: Brought) -> None:
+    def brought(self, brought: Fetched) -> None:
         """Note what a fetch brought, and what it could not."""
         self._ws.objects.seals.learned(brought.seals)
         self._there |= dict.fromkeys(brought.lost, False)
@@ -247,7 +247,7 @@ class RemoteCache:
 
 
 @dataclass(slots=True)
-class Brought:
+class Fetched:
     """What a fetch brought."""
 
     size: int = 0

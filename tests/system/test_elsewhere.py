@@ -67,7 +67,7 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
     whole = Follower.end
 
     async def broken(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
-        if follower.errand.outputs[0].path == "b":
+        if follower.task.outputs[0].path == "b":
             raise KeyError("injected")
         return await whole(follower, beside)
 

@@ -12,19 +12,19 @@ import pytest
 
 from drivers.local import LocalHost
 from runner.hosts import download
-from runner.hosts.transfer import Depot
+from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Meter, Wire
 from runner.storage.files import scan
 
 
-def between(tmp_path: Path, story: Callable[[Depot], Awaitable[None]]) -> None:
+def between(tmp_path: Path, story: Callable[[HostStore], Awaitable[None]]) -> None:
     """A host whose root is beside our folder, on the same disk."""
 
     async def told() -> None:
-        depot = Depot(Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")), folder=str(tmp_path / "here"))
-        await depot.open()
-        await story(depot)
-        await depot.aclose()
+        host_store = HostStore(Wire(LocalHost(tmp_path / "agent"), str(tmp_path / "there")), folder=str(tmp_path / "here"))
+        await host_store.open()
+        await story(host_store)
+        await host_store.aclose()
 
     asyncio.run(told())
 
@@ -46,8 +46,8 @@ def tree(top: Path) -> Path:
 
 
 def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_path: Path) -> None:
-    async def story(depot: Depot) -> None:
-        assert depot.neighbour.reads and depot.neighbour.shows
+    async def story(host_store: HostStore) -> None:
+        assert host_store.neighbour.reads and host_store.neighbour.shows
         assert not list((tmp_path / "here").iterdir())
         assert not glob.glob(f"{tmp_path}/there/**/word-*", recursive=True, include_hidden=True)
 
@@ -57,8 +57,8 @@ def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_pa
 def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.hosts.neighbours._write", lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk"))
 
-    async def story(depot: Depot) -> None:
-        assert not depot.neighbour.reads and await depot.neighbour.same([str(tmp_path)]) == set()
+    async def story(host_store: HostStore) -> None:
+        assert not host_store.neighbour.reads and await host_store.neighbour.same([str(tmp_path)]) == set()
 
     between(tmp_path, story)
 
@@ -68,11 +68,11 @@ def test_a_path_is_used_in_place_only_where_it_is_the_same_file(tmp_path: Path, 
     one.write_text("1")
     other.write_text("2")
 
-    async def story(depot: Depot) -> None:
+    async def story(host_store: HostStore) -> None:
         paths = [str(one), str(other), str(tmp_path / "absent"), str(tmp_path)]
-        assert await depot.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
+        assert await host_store.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
         monkeypatch.setattr("runner.hosts.neighbours.marks", lambda path: [1, 2, 3, 4] if path == str(one) else [])
-        assert await depot.neighbour.same(paths) == set(), "an inode, a size or a time differs"
+        assert await host_store.neighbour.same(paths) == set(), "an inode, a size or a time differs"
 
     between(tmp_path, story)
 
@@ -83,16 +83,16 @@ def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(tmp_pa
     sources = {scan(path): str(path) for path in (folder, file)}
     bytes_sent = travelling(monkeypatch)
 
-    async def story(depot: Depot) -> None:
-        await depot.send(sources)
-        assert await depot.have(list(sources)) == set(sources)
+    async def story(host_store: HostStore) -> None:
+        await host_store.send(sources)
+        assert await host_store.have(list(sources)) == set(sources)
         assert sum(bytes_sent) < 10_000, "only links and folders travel"
         for content, source in sources.items():
-            at = depot.path(content)
-            taken = (await depot.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+            at = host_store.path(content)
+            taken = (await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
             assert taken.content == content
             target = tmp_path / f"home-{os.path.basename(source)}"
-            await depot.fetch(at, taken, str(target))
+            await host_store.fetch(at, taken, str(target))
             assert scan(target) == content
         assert sum(bytes_sent) < 10_000
 
@@ -107,15 +107,15 @@ def test_what_a_disk_shows_wrongly_is_sent_again(tmp_path: Path, monkeypatch: py
     stale = tmp_path / "stale"
     stale.write_bytes(file.read_bytes()[:-1])
 
-    async def story(depot: Depot) -> None:
-        draw = depot.neighbour.draw
-        monkeypatch.setattr(type(depot.neighbour), "draw", lambda _self, sources: draw(dict.fromkeys(sources, str(stale))))
-        await depot.send({content: str(file)})
-        assert scan(Path(depot.path(content))) == content
-        at = depot.path(content)
+    async def story(host_store: HostStore) -> None:
+        draw = host_store.neighbour.draw
+        monkeypatch.setattr(type(host_store.neighbour), "draw", lambda _self, sources: draw(dict.fromkeys(sources, str(stale))))
+        await host_store.send({content: str(file)})
+        assert scan(Path(host_store.path(content))) == content
+        at = host_store.path(content)
         monkeypatch.setattr(download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes()))
-        taken = (await depot.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
-        await depot.fetch(at, taken, str(tmp_path / "home"))
+        taken = (await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))).outputs[os.path.basename(at)]
+        await host_store.fetch(at, taken, str(tmp_path / "home"))
         assert scan(tmp_path / "home") == content
 
     between(tmp_path, story)

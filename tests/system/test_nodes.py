@@ -18,7 +18,7 @@ from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from runner.hosts import group
 from runner.hosts.away import Away
-from runner.hosts.errand import Errand
+from runner.hosts.host_task import HostTask
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
@@ -139,12 +139,12 @@ def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None
 def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, slow = Away.begin, [True]
 
-    async def begin(site: Away, errand: Errand, command: Command) -> Job:
-        if slow and errand.name.endswith(".1"):
+    async def begin(site: Away, task: HostTask, command: Command) -> Job:
+        if slow and task.name.endswith(".1"):
             slow.clear()
             monkeypatch.setattr(group, "BEGIN", 60.0)
             await asyncio.Event().wait()
-        return await whole(site, errand, command)
+        return await whole(site, task, command)
 
     monkeypatch.setattr(Away, "begin", begin)
     monkeypatch.setattr(group, "BEGIN", 0.3)

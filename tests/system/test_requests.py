@@ -15,7 +15,7 @@ from runner.errors import Infrastructure
 from runner.execution import control, loop
 from runner.execution.loop import Report
 from runner.execution.work import Work
-from runner.hosts import asking
+from runner.hosts import control_file
 from runner.hosts.client import Client
 from runner.storage.store import Store
 from tests.support import Space, until
@@ -129,7 +129,7 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
     space.write("slow", "")
 
     async def answered_late(host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]) -> bool:
-        answer = await asking.asked(host, cwd, what)
+        answer = await control_file.asked(host, cwd, what)
         await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
         return answer
 

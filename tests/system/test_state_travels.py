@@ -21,8 +21,8 @@ import pytest
 from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverDepot, Round, SyncedState
-from runner.hosts.transfer import Depot
+from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore, Round, SyncedState
+from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
@@ -45,11 +45,11 @@ class Journey:
         lease = await self.driver.acquire(Order(offer, f"lease-{number}", datetime.now(UTC) + timedelta(days=1)))
         hosts = await self.driver.hosts(lease)
         assert hosts is not None
-        depot = Depot(Wire(hosts[0], ".recipe-host"))
-        await depot.open()
-        there = f"{depot.root}/states/0123456789abcdef/ckpt"
+        host_store = HostStore(Wire(hosts[0], ".recipe-host"))
+        await host_store.open()
+        there = f"{host_store.root}/states/0123456789abcdef/ckpt"
         kept = SyncedState("ckpt", self.here, there, PATTERN, None, self.keep)
-        return CheckpointSync(OverDepot(depot), [kept], self.told.append, pause=nothing), Training(Path(there))
+        return CheckpointSync(OverHostStore(host_store), [kept], self.told.append, pause=nothing), Training(Path(there))
 
 
 def deeper(checkpoint: Path) -> None:
@@ -129,11 +129,11 @@ for step in itertools.count(1):
 """Writes a piece for every byte that it reads, fifteen to a checkpoint."""
 
 
-class Paced(OverDepot):
+class Paced(OverHostStore):
     """While anything is asked of that host, its trainer goes on writing and deleting."""
 
-    def __init__(self, depot: Depot, trainer: asyncio.subprocess.Process) -> None:
-        super().__init__(depot)
+    def __init__(self, host_store: HostStore, trainer: asyncio.subprocess.Process) -> None:
+        super().__init__(host_store)
         self.trainer, self.random = trainer, random.Random(0)
 
     def go(self) -> None:
@@ -160,27 +160,27 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
 
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(Wire(host, str(tmp_path / "ours")))
-        await depot.open()
-        there = Path(depot.root) / "states" / "id" / "ckpt"
+        host_store = HostStore(Wire(host, str(tmp_path / "ours")))
+        await host_store.open()
+        there = Path(host_store.root) / "states" / "id" / "ckpt"
         here = tmp_path / "home" / "1" / "ckpt"
         told: list[Round] = []
         there.mkdir(parents=True)
         trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE)
         kept = SyncedState("ckpt", here, str(there), "checkpoint-*", None, None)
-        keeper = CheckpointSync(Paced(depot, trainer), [kept], told.append, pause=nothing)
+        keeper = CheckpointSync(Paced(host_store, trainer), [kept], told.append, pause=nothing)
         async with asyncio.timeout(120):
             while max(steps(there), default=0) < ROUNDS:
                 await keeper.sync()
                 assert not told[-1].problem and all(right(path) for path in here.glob("*"))
         trainer.kill()
         await trainer.wait()
-        keeper = CheckpointSync(OverDepot(depot), [kept], told.append, pause=nothing)
+        keeper = CheckpointSync(OverHostStore(host_store), [kept], told.append, pause=nothing)
         await keeper.finish()
         assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
         last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
         assert max(steps(here)) == last and not [name for name, why in told[-1].passed if name == f"checkpoint-{last}"]
-        await depot.aclose()
+        await host_store.aclose()
 
     asyncio.run(story())
 
@@ -212,17 +212,17 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
         died, trainer = 0, Training(tmp_path / "none")
         for calls in range(1, 60):
             mortal = Mortal(host, calls)
-            depot = Depot(Wire(mortal, str(tmp_path / "ours")))  # type: ignore[arg-type]  # a host of which only this is asked
+            host_store = HostStore(Wire(mortal, str(tmp_path / "ours")))  # type: ignore[arg-type]  # a host of which only this is asked
             there = tmp_path / "ours" / "states" / "id" / "ckpt"
             kept = SyncedState("ckpt", here, str(there), PATTERN)
             try:
-                await depot.open()
-                await CheckpointSync(OverDepot(depot), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
+                await host_store.open()
+                await CheckpointSync(OverHostStore(host_store), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
                 break
             except HostLost:
                 died += 1
             finally:
-                await depot.aclose()
+                await host_store.aclose()
             assert not there.exists() or trainer.whole(there) == set(steps(there))
         assert trainer.whole(there) == {1} and died > 5
         assert not list((tmp_path / "ours" / "states").glob(".arriving*"))
@@ -244,12 +244,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(tmp_path: Path, small_disk: Path) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(Wire(host, str(small_disk / "ours")))
-        await depot.open()
-        there = f"{depot.root}/states/id/ckpt"
+        host_store = HostStore(Wire(host, str(small_disk / "ours")))
+        await host_store.open()
+        there = f"{host_store.root}/states/id/ckpt"
         told: list[Round] = []
         keeper = CheckpointSync(
-            OverDepot(depot), [SyncedState("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing
+            OverHostStore(host_store), [SyncedState("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing
         )
         trainer = Training(Path(there))
         for step in range(1, 13):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
@@ -258,7 +258,7 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
         assert steps(tmp_path / "home" / "1" / "ckpt") == [10, 11, 12]
         assert trainer.whole(trainer.folder) >= {12}
         assert all(not done.problem for done in told)
-        await depot.aclose()
+        await host_store.aclose()
 
     asyncio.run(story())
 
@@ -266,12 +266,12 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
 def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     async def story() -> None:
         host = LocalHost(tmp_path / "supervisor")
-        depot = Depot(Wire(host, str(tmp_path / "ours")))
-        await depot.open()
-        there = f"{depot.root}/states/id/ckpt"
+        host_store = HostStore(Wire(host, str(tmp_path / "ours")))
+        await host_store.open()
+        there = f"{host_store.root}/states/id/ckpt"
         told: list[Round] = []
         here = small_disk / "1" / "ckpt"
-        keeper = CheckpointSync(OverDepot(depot), [SyncedState("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
+        keeper = CheckpointSync(OverHostStore(host_store), [SyncedState("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
         trainer = Training(Path(there))
         trainer.save(1, size=1_500_000)
         await keeper.sync()
@@ -280,27 +280,27 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
         assert "not all here" in told[-1].problem and "free" in told[-1].problem
         assert trainer.whole(here) == {1} and steps(trainer.folder) == [1, 2]
         assert not any((here.parent / ".incoming" / "ckpt").iterdir())
-        await depot.aclose()
+        await host_store.aclose()
 
     asyncio.run(story())
 
 
 def test_what_is_there_is_told_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
-        depot = Depot(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
+        host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "a state" / "ckpt"
-        assert (await OverDepot(depot).look(str(folder))).files == {}
+        assert (await OverHostStore(host_store).look(str(folder))).files == {}
         trainer = Training(folder)
         trainer.save(1)
         (folder / "step-1" / "näme of\ttheir own").write_text("x")
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
-        found = await OverDepot(depot).look(str(folder))
+        found = await OverHostStore(host_store).look(str(folder))
         assert set(found.files) == {f"step-1/{name}" for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")}
         assert found.files["step-1/optimizer.json"] == (2, 1_700_000_000_000_000_000)
         room = shutil.disk_usage(tmp_path)
         assert abs(found.total - room.total) < 0.1 * room.total and abs(found.free - room.free) < 0.1 * room.total
-        await depot.aclose()
+        await host_store.aclose()
 
     asyncio.run(story())
 
@@ -312,6 +312,6 @@ def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> Non
             return [(name, 5, 7_500_000_000, False) for name in names], 50, 100
 
     async def story() -> None:
-        assert dict((await OverDepot(Liar()).look("/x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+        assert dict((await OverHostStore(Liar()).look("/x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
 
     asyncio.run(story())

@@ -24,7 +24,7 @@ from runner.agent.frames import Frames, frame
 from runner.errors import Corrupt, Infrastructure
 from runner.hosts import manifests, wire
 from runner.hosts.download import Taken
-from runner.hosts.transfer import Depot, Parcel
+from runner.hosts.transfer import HostStore, Parcel
 from runner.hosts.wire import Progress, Wire
 from runner.storage import files
 from runner.storage.files import Changed, Entry
@@ -60,21 +60,21 @@ class Counted:
 
 
 class Town:
-    """A host, its depot, and a folder here."""
+    """A host, its host_store, and a folder here."""
 
     def __init__(self, place: Path, **options: Any) -> None:
         self.place = place
         self.wire = Counted(LocalHost(place / "supervisor"))
-        self.depots: list[Depot] = []
-        self.depot = self.another(**options)
+        self.host_stores: list[HostStore] = []
+        self.host_store = self.another(**options)
 
-    def another(self, root: str = "there", **options: Any) -> Depot:
-        self.depots.append(Depot(Wire(cast(Any, self.wire), str(self.place / root), **options)))
-        return self.depots[-1]
+    def another(self, root: str = "there", **options: Any) -> HostStore:
+        self.host_stores.append(HostStore(Wire(cast(Any, self.wire), str(self.place / root), **options)))
+        return self.host_stores[-1]
 
     async def aclose(self) -> None:
-        for depot in self.depots:
-            await depot.aclose()
+        for host_store in self.host_stores:
+            await host_store.aclose()
         await self.wire.host.aclose()
 
     def tree(self, name: str = "data") -> Path:
@@ -96,14 +96,14 @@ class Town:
 
     async def sends(self, *paths: Path) -> list[str]:
         contents = {files.scan(path): str(path) for path in paths}
-        await self.depot.send(contents)
+        await self.host_store.send(contents)
         for content in contents:
-            assert files.scan(self.depot.path(content)) == content
-        assert await self.depot.have(contents) == set(contents)
+            assert files.scan(self.host_store.path(content)) == content
+        assert await self.host_store.have(contents) == set(contents)
         return list(contents)
 
     async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        return Path(await self.depot.stage(name, parcel or Parcel({"given": (b"given", False)})))
+        return Path(await self.host_store.stage(name, parcel or Parcel({"given": (b"given", False)})))
 
 
 @pytest.fixture(autouse=True, params=["near", "far"])
@@ -127,7 +127,7 @@ def go(tmp_path: Path) -> Callable[[Callable[[Town], Awaitable[None]]], None]:
         async def whole() -> None:
             town = Town(tmp_path)
             try:
-                await town.depot.open()
+                await town.host_store.open()
                 await what(town)
             finally:
                 await town.aclose()
@@ -172,16 +172,16 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         os.rename(town.tree("made"), path / "out" / "made")
         (path / "out" / "weights").write_bytes(os.urandom(9 << 20))
         (path / "metrics.json").write_bytes(b"{}")
-        harvest = await town.depot.take(str(path), [("out", True), ("metrics.json", False), ("absent", False)])
+        harvest = await town.host_store.take(str(path), [("out", True), ("metrics.json", False), ("absent", False)])
         assert harvest.changed == () and harvest.outputs["absent"] == Taken()
         outputs = {name: taken.content for name, taken in harvest.outputs.items() if taken.content}
         assert outputs == {"out": files.scan(path / "out"), "metrics.json": files.scan(path / "metrics.json")}
-        assert await town.depot.keep(str(path), outputs) == set(outputs.values())
+        assert await town.host_store.keep(str(path), outputs) == set(outputs.values())
         for name, made in outputs.items():
-            await town.depot.fetch(town.depot.path(made), harvest.outputs[name], str(town.place / "home" / name))
+            await town.host_store.fetch(town.host_store.path(made), harvest.outputs[name], str(town.place / "home" / name))
             assert files.scan(town.place / "home" / name) == made
-        assert await town.depot.have(outputs.values()) == set(outputs.values())
-        await town.depot.remove([str(path), f"{path}.sh"])
+        assert await town.host_store.have(outputs.values()) == set(outputs.values())
+        await town.host_store.remove([str(path), f"{path}.sh"])
         assert not list((town.place / "there" / "attempts").iterdir())
         assert (town.place / "there" / "states" / "k" / "one").read_bytes() == b"kept"
 
@@ -196,7 +196,7 @@ def test_what_is_there_already_costs_one_round_trip(go: Go) -> None:
         sources = {content: str(town.place / "data") for content in await town.sends(town.tree())}
         manifests = {content: files.entries(path) for content, path in sources.items()}
         town.wire.asked = town.wire.sent = 0
-        await town.depot.send(sources, manifests)
+        await town.host_store.send(sources, manifests)
         assert town.wire.asked == 1 and town.wire.sent == 0
 
     go(check)
@@ -221,31 +221,31 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
         town.wire.asked = town.wire.sent = 0
         await town.sends(top)
         assert town.wire.asked <= 4 and town.wire.sent < 120_000  # the manifest is 50,000 of it
-        assert files.scan(town.depot.path(old)) == old
+        assert files.scan(town.host_store.path(old)) == old
 
     go(check)
 
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
 def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.courier._HOLES", holes)
+    monkeypatch.setattr("runner.hosts.upload_round._HOLES", holes)
 
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         top = town.place / "data"
         top.mkdir()
-        (top / "large").write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        (top / "large").write_bytes(os.urandom(40 * town.host_store.chunk + 5))
         (old,) = await town.sends(top)
         with (top / "large").open("r+b") as file:
             for at in (3, 20, 21, 40):
-                file.seek(at * town.depot.chunk)
+                file.seek(at * town.host_store.chunk)
                 file.write(b"new")
         with (top / "large").open("ab") as file:
             file.write(b"longer")
         town.wire.sent = 0
         await town.sends(top)
-        assert town.wire.sent < 5 * town.depot.chunk
-        assert files.scan(town.depot.path(old)) == old
+        assert town.wire.sent < 5 * town.host_store.chunk
+        assert files.scan(town.host_store.path(old)) == old
 
     go(check)
 
@@ -253,15 +253,15 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes:
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, wrong: bool) -> None:
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
-        grain = town.depot.chunk // 4
+        town.host_store.chunk = 64 << 10
+        grain = town.host_store.chunk // 4
 
         def digests(data: bytes) -> list[str]:
             return [hashlib.sha256(data[at : at + grain]).hexdigest() for at in range(0, len(data), grain)]
 
-        versions = [os.urandom(40 * town.depot.chunk + 5)]
+        versions = [os.urandom(40 * town.host_store.chunk + 5)]
         for number in range(3):
-            at = (3 + number) * town.depot.chunk
+            at = (3 + number) * town.host_store.chunk
             versions.append(versions[-1][:at] + b"new" + versions[-1][at + 3 :])
         top = town.place / "data"
         top.mkdir()
@@ -272,7 +272,7 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
             remembered = town.place / "there" / "pieces" / hashlib.sha256(data).hexdigest()
             if number or wire.NEAR == 0.0:  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
                 assert json.loads(remembered.read_text()) == [grain, digests(data)]
-                assert not number or town.wire.sent <= 2 * town.depot.chunk
+                assert not number or town.wire.sent <= 2 * town.host_store.chunk
             if wrong:
                 remembered.write_text(json.dumps([grain, digests(versions[min(number + 1, 3)])]))
 
@@ -281,15 +281,15 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
 
 def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go) -> None:
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         top = town.place / "data"
         top.mkdir()
-        (top / "large").write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        (top / "large").write_bytes(os.urandom(40 * town.host_store.chunk + 5))
         await town.sends(top)
         (top / "large").chmod(0o755)
         town.wire.sent = 0
         await town.sends(top)
-        assert town.wire.sent < town.depot.chunk
+        assert town.wire.sent < town.host_store.chunk
 
     go(check)
 
@@ -297,39 +297,39 @@ def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go
 @pytest.mark.parametrize("change", ["in the middle", "longer", "shorter", "executable"])
 def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(go: Go, change: str) -> None:
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         one, other = town.place / "one", town.place / "other"
-        other.write_bytes(os.urandom(41 * town.depot.chunk))
-        one.write_bytes(os.urandom(40 * town.depot.chunk + 5))
+        other.write_bytes(os.urandom(41 * town.host_store.chunk))
+        one.write_bytes(os.urandom(40 * town.host_store.chunk + 5))
         old, _ = await town.sends(one, other)
         with one.open("r+b") as file:
             if change == "in the middle":
-                file.seek(21 * town.depot.chunk - 1)
+                file.seek(21 * town.host_store.chunk - 1)
                 file.write(b"ab")
             elif change == "longer":
                 file.seek(0, os.SEEK_END)
-                file.write(b"x" * town.depot.chunk)
+                file.write(b"x" * town.host_store.chunk)
             elif change == "shorter":
-                file.truncate(33 * town.depot.chunk + 7)
+                file.truncate(33 * town.host_store.chunk + 7)
         if change == "executable":
             one.chmod(0o755)
         town.wire.sent = 0
         (new,) = await town.sends(one)
-        assert new != old and town.wire.sent <= 2.1 * town.depot.chunk
-        assert files.scan(town.depot.path(old)) == old
+        assert new != old and town.wire.sent <= 2.1 * town.host_store.chunk
+        assert files.scan(town.host_store.path(old)) == old
 
     go(check)
 
 
 def test_a_large_file_that_is_like_none_there_travels_whole_and_arrives(go: Go) -> None:
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         one = town.place / "one"
         for _ in range(2):
-            one.write_bytes(os.urandom(20 * town.depot.chunk))
+            one.write_bytes(os.urandom(20 * town.host_store.chunk))
             town.wire.sent = 0
             await town.sends(one)
-            assert town.wire.sent >= 20 * town.depot.chunk
+            assert town.wire.sent >= 20 * town.host_store.chunk
 
     go(check)
 
@@ -339,11 +339,11 @@ def test_an_object_that_was_written_to_is_found_out_and_put_right(go: Go) -> Non
         one = town.place / "one"
         one.write_bytes(os.urandom(1000))
         tree, file = await town.sends(town.tree(), one)
-        for path in (Path(town.depot.path(tree)) / "dir1" / "file 1", Path(town.depot.path(file))):
+        for path in (Path(town.host_store.path(tree)) / "dir1" / "file 1", Path(town.host_store.path(file))):
             path.chmod(0o644)
             os.utime(path, (path.stat().st_mtime + 5,) * 2)
             path.write_bytes(b"spoilt")
-        assert await town.depot.have({tree, file}) == set()
+        assert await town.host_store.have({tree, file}) == set()
         await town.sends(town.place / "data", one)
 
     go(check)
@@ -356,11 +356,11 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
         (content,) = await town.sends(top)
         for seal in (town.place / "there" / "seals").iterdir():
             seal.write_text("another boot")
-        assert await town.depot.have({content}) == set()
+        assert await town.host_store.have({content}) == set()
         town.wire.sent = 0
-        await town.depot.send({content: str(top)})
+        await town.host_store.send({content: str(top)})
         assert town.wire.sent < 20_000
-        assert await town.depot.have({content}) == {content}
+        assert await town.host_store.have({content}) == {content}
 
     go(check)
 
@@ -370,26 +370,26 @@ def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypat
     monkeypatch.setattr("runner.hosts.upload.TRIES", 2)
 
     async def check(town: Town) -> None:
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         top = town.tree()
-        (top / "large").write_bytes(os.urandom(10 * town.depot.chunk))
+        (top / "large").write_bytes(os.urandom(10 * town.host_store.chunk))
         content = files.scan(top)
 
         def cut(_function: str) -> None:
-            if town.wire.sent > 6 * town.depot.chunk:
+            if town.wire.sent > 6 * town.host_store.chunk:
                 raise Unreachable
 
         town.wire.before = cut
         with pytest.raises(Unreachable):
-            await town.depot.send({content: str(top)})
+            await town.host_store.send({content: str(top)})
         town.wire.before = lambda _function: None
         before, town.wire.sent = town.wire.sent, 0
         await town.another().open()
-        town.depot = town.another()
-        town.depot.chunk = 64 << 10
-        await town.depot.open()
+        town.host_store = town.another()
+        town.host_store.chunk = 64 << 10
+        await town.host_store.open()
         await town.sends(top)
-        assert before >= 6 * town.depot.chunk > town.wire.sent
+        assert before >= 6 * town.host_store.chunk > town.wire.sent
 
     go(check)
 
@@ -399,11 +399,11 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
         data = town.place / "data"
         data.write_bytes(b"data")
         content = files.scan(data)
-        staging = asyncio.ensure_future(town.depot.stage("early", Parcel(links={"in": content}), (content,)))
-        await town.depot.send({content: str(data)})
+        staging = asyncio.ensure_future(town.host_store.stage("early", Parcel(links={"in": content}), (content,)))
+        await town.host_store.send({content: str(data)})
         attempt = Path(await staging)
         assert (attempt / "in").read_bytes() == b"data"
-        assert (await town.depot.take(str(attempt), [])).changed == ()
+        assert (await town.host_store.take(str(attempt), [])).changed == ()
 
     go(check)
 
@@ -411,7 +411,7 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
 def test_an_attempt_whose_input_does_not_come_is_not_made(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(town: Town) -> None:
         with pytest.raises(wire.Gone):
-            await town.depot.stage("early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",))
+            await town.host_store.stage("early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",))
         assert not os.listdir(town.place / "there/attempts")
 
     go(check)
@@ -425,14 +425,14 @@ def test_what_was_asked_ahead_is_not_asked_again_and_is_believed_once(go: Go) ->
         for path in paths:
             path.write_text(path.name)
         contents = [files.scan(path) for path in paths]
-        await town.depot.expect(contents[:2])
+        await town.host_store.expect(contents[:2])
         town.wire.before = asked.append
-        await town.depot.send({contents[0]: str(paths[0])})
+        await town.host_store.send({contents[0]: str(paths[0])})
         assert "begin" not in asked
-        await town.depot.send({contents[0]: str(paths[0])})
-        await town.depot.send({contents[1]: str(paths[1]), contents[2]: str(paths[2])})
+        await town.host_store.send({contents[0]: str(paths[0])})
+        await town.host_store.send({contents[1]: str(paths[1]), contents[2]: str(paths[2])})
         assert asked.count("begin") == 2
-        assert await town.depot.have(contents) == set(contents)
+        assert await town.host_store.have(contents) == set(contents)
 
     go(check)
 
@@ -443,10 +443,10 @@ def test_many_who_send_the_same_at_once_all_succeed(go: Go) -> None:
         one = town.place / "one"
         one.write_bytes(os.urandom(100_000))
         sources = {files.scan(path): str(path) for path in (top, one)}
-        depots = [town.another() for _ in range(RACES)]
-        for depot in depots:
-            await depot.open()
-        await asyncio.gather(*(depot.send(sources) for depot in depots), *(depots[0].send(sources) for _ in range(RACES)))
+        host_stores = [town.another() for _ in range(RACES)]
+        for host_store in host_stores:
+            await host_store.open()
+        await asyncio.gather(*(host_store.send(sources) for host_store in host_stores), *(host_stores[0].send(sources) for _ in range(RACES)))
         await town.sends(top, one)
         left = [path for path in (town.place / "there" / "partial").rglob("*") if path.name != ".alive" and not path.is_dir()]
         assert left == []
@@ -460,7 +460,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
         content, manifest = files.scan(top), files.entries(top)
         (top / "dir1" / "file 1").write_bytes(b"other")
         with pytest.raises(Changed, match="dir1/file 1"):
-            await town.depot.send({content: str(top)}, {content: manifest})
+            await town.host_store.send({content: str(top)}, {content: manifest})
 
     go(check)
 
@@ -473,7 +473,7 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monk
     async def check(town: Town) -> None:
         town.wire.before = lambda function: asked.append(function == "free")
         (town.place / "large").write_bytes(os.urandom(40 << 20))
-        await asyncio.gather(town.depot.free(), town.depot.free())  # a stream for each
+        await asyncio.gather(town.host_store.free(), town.host_store.free())  # a stream for each
         asked.clear()
         await town.sends(town.place / "large")
         assert any(asked)
@@ -489,8 +489,8 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monk
 def test_progress_is_told_and_ends_with_all(go: Go) -> None:
     async def check(town: Town) -> None:
         told: list[Progress] = []
-        town.depot = town.another(progress=told.append, name="box")
-        await town.depot.open()
+        town.host_store = town.another(progress=told.append, name="box")
+        await town.host_store.open()
         await town.sends(town.tree())
         assert told[-1].done == told[-1].total > 0 and told[-1].eta == 0 and told[-1].what == "to box"
         assert [progress.done for progress in told] == sorted(progress.done for progress in told)
@@ -517,13 +517,13 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
         one.write_bytes(os.urandom(100_000))
         tree, file = await town.sends(town.tree(), one)
         path = await town.attempt(Parcel({"a": (b"a", False), "b": (b"b", False), "c": (b"c", False)}, {"data": tree, "one": file}))
-        assert (await town.depot.take(str(path), [])).changed == ()
+        assert (await town.host_store.take(str(path), [])).changed == ()
         later = path.with_name("attempt.in").stat().st_mtime + 1
         for name in ("b", "data/dir1/file 1"):
             os.utime(path / name, (later, later))
         (path / "c").unlink()
-        assert sorted((await town.depot.take(str(path), [])).changed) == ["b", "c", tree]
-        assert await town.depot.have({tree, file}) == {file}
+        assert sorted((await town.host_store.take(str(path), [])).changed) == ["b", "c", tree]
+        assert await town.host_store.have({tree, file}) == {file}
 
     go(check)
 
@@ -537,7 +537,7 @@ def test_what_is_no_output_is_told_in_words(go: Go) -> None:
         os.mkfifo(path / "pipes" / "inner")
         (path / "links" / "away").symlink_to("/etc/passwd")
         outputs = [("pipe", False), ("pipes", True), ("links", True), ("given", True), ("out", False)]
-        taken = (await town.depot.take(str(path), outputs)).outputs
+        taken = (await town.host_store.take(str(path), outputs)).outputs
         assert {name: one.problem for name, one in taken.items()} == {
             "pipe": "pipe is neither a file nor a folder",
             "pipes": "pipes: 'inner' is neither a file nor a folder",
@@ -556,12 +556,12 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
         (path / "states").mkdir()
         shutil.copytree(town.tree(), path / "out", symlinks=True)
         shutil.copytree(town.place / "data", path / "states" / "out", symlinks=True)
-        taken = (await town.depot.take(str(path), [("out", True), ("states/out", True)])).outputs
+        taken = (await town.host_store.take(str(path), [("out", True), ("states/out", True)])).outputs
         content = taken["out"].content
-        assert await town.depot.keep(str(path), {"states/out": content}, copy=["states/out"]) == {content}
+        assert await town.host_store.keep(str(path), {"states/out": content}, copy=["states/out"]) == {content}
         assert (path / "states" / "out").is_dir()
-        assert await town.depot.keep(str(path), {"out": content}) == {content}
-        assert await town.depot.have({content}) == {content}
+        assert await town.host_store.keep(str(path), {"out": content}) == {content}
+        assert await town.host_store.have({content}) == {content}
         following = await town.attempt(Parcel({}, {"in": content}), "following")
         assert files.scan(following / "in") == content
 
@@ -582,9 +582,9 @@ def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: G
         (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
         (programs / ("a" * 64)).mkdir()
         os.utime(programs / ("a" * 64), (0, 0))
-        assert await town.depot.sweep([kept], unused=timedelta(days=1)) == 2
+        assert await town.host_store.sweep([kept], unused=timedelta(days=1)) == 2
         for content, there in ((used, True), (kept, True), (forgotten, False), (tree, False), (young, True)):
-            assert Path(town.depot.path(content)).exists() is there  # noqa: ASYNC240
+            assert Path(town.host_store.path(content)).exists() is there  # noqa: ASYNC240
         assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
 
     go(check)
@@ -600,11 +600,11 @@ def test_a_sweep_takes_states_that_nobody_wrote_to_and_none_while_an_attempt_is_
             if path.name != "w":
                 os.utime(path, (0, 0))
         attempt = await town.attempt(Parcel({"x": (b"x", False)}))
-        assert await town.depot.sweep() == 0
-        await town.depot.remove([str(attempt)])
-        assert await town.depot.sweep(every=timedelta(days=1)) == 0  # the last one was just now
+        assert await town.host_store.sweep() == 0
+        await town.host_store.remove([str(attempt)])
+        assert await town.host_store.sweep(every=timedelta(days=1)) == 0  # the last one was just now
         os.utime(root / "swept", (0, 0))
-        assert await town.depot.sweep(every=timedelta(days=1)) == 1
+        assert await town.host_store.sweep(every=timedelta(days=1)) == 1
         assert [path.name for path in (root / "states").iterdir()] == ["young"]
 
     go(check)
@@ -624,7 +624,7 @@ def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> N
 
     async def check() -> None:
         with pytest.raises(Denied, match=r"no Python 3\.9 or later: install one there, or name it as `python`"):
-            await Depot(Wire(cast(Any, Bare()), "there")).open()
+            await HostStore(Wire(cast(Any, Bare()), "there")).open()
         assert not (tmp_path / "there").exists()
 
     asyncio.run(check())
@@ -647,8 +647,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_disk: Path) -> None:
     async def check(town: Town) -> None:
         (town.place / "large").write_bytes(bytes(5_000_000))
-        town.depot = town.another("small/there", name="box")
-        await town.depot.open()
+        town.host_store = town.another("small/there", name="box")
+        await town.host_store.open()
         with pytest.raises(Infrastructure, match=r"box has 2\.\d MB free, and needs 5\.0 MB"):
             await town.sends(town.place / "large")
         assert town.wire.sent < 1000
@@ -659,9 +659,9 @@ def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_
 @pytest.mark.parametrize("shape", ["tree", "file"])
 def test_a_disk_that_fills_up_there_is_told_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
     async def check(town: Town) -> None:
-        town.depot = town.another("small/there", name="box")
-        town.depot.chunk = 64 << 10
-        await town.depot.open()
+        town.host_store = town.another("small/there", name="box")
+        town.host_store.chunk = 64 << 10
+        await town.host_store.open()
         source = town.place / "source"
         if shape == "tree":
             source.mkdir()
@@ -692,19 +692,19 @@ def test_a_disk_that_is_full_here_is_told(go: Go, small_disk: Path) -> None:
         path = await town.attempt()
         (path / "big").write_bytes(os.urandom(5_000_000))
         (path / "some").write_bytes(os.urandom(2_500_000))
-        outputs = (await town.depot.take(str(path), [("big", False), ("some", False)])).outputs
+        outputs = (await town.host_store.take(str(path), [("big", False), ("some", False)])).outputs
         with pytest.raises(Infrastructure, match=r"there is 3\.\d MB free here"):
-            await town.depot.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
+            await town.host_store.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
 
         def fill(_function: str) -> None:
             (small_disk / "filler").write_bytes(bytes(1_500_000))
 
         town.wire.before = fill
         with pytest.raises(Infrastructure, match="the disk is full"):
-            await town.depot.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
+            await town.host_store.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
         town.wire.before = lambda _function: None
         (small_disk / "filler").unlink()
-        await town.depot.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
+        await town.host_store.fetch(str(path / "some"), outputs["some"], str(small_disk / "some"))
         assert files.scan(small_disk / "some") == outputs["some"].content
 
     go(check)
@@ -753,7 +753,7 @@ def row(path: str, kind: str = "f", value: str = "a" * 64) -> list[object]:
 )
 def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object]], words: str) -> None:
     async def check() -> None:
-        harvest = await Depot(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take("/there/attempts/a", [("out", True)])
+        harvest = await HostStore(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take("/there/attempts/a", [("out", True)])
         with pytest.raises(AssertionError, match=words):
             assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
         assert harvest.outputs["out"].content == ""
@@ -769,7 +769,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(answer: object, mo
 
     async def check() -> None:
         with pytest.raises(Corrupt, match="do not arrive whole"):
-            await Depot(Wire(cast(Any, Liar(answer)), "/there")).take("/there/attempts/a", [("out", True)])
+            await HostStore(Wire(cast(Any, Liar(answer)), "/there")).take("/there/attempts/a", [("out", True)])
 
     asyncio.run(check())
 
@@ -780,7 +780,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
         with pytest.raises(Infrastructure, match="does not stop answering"):
-            await Depot(Wire(cast(Any, liar), "/there")).take("/there/attempts/a", [("out", True)])
+            await HostStore(Wire(cast(Any, liar), "/there")).take("/there/attempts/a", [("out", True)])
         assert liar.told < 2 << 20
 
     asyncio.run(check())
@@ -792,12 +792,12 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
         entries = (Entry("a", "f", 3, "0" * 64), Entry("b/c", "f", 3, "1" * 64))
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
         with pytest.raises(Corrupt, match="is not what it was"):
-            await Depot(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
+            await HostStore(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home"))
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
         with pytest.raises(Corrupt, match="is no name of a file"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
-            await Depot(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
+            await HostStore(Wire(cast(Any, liar), "/there")).fetch("/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home"))
         assert not (tmp_path / "outside").exists()
 
     asyncio.run(check())
@@ -813,13 +813,13 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
 
         town = Town(tmp_path)
         town.wire = Noisy(town.wire.host)
-        town.depot = town.another()
-        await town.depot.open()
+        town.host_store = town.another()
+        await town.host_store.open()
         (content,) = await town.sends(town.tree())
         manifest = tuple(files.entries(town.place / "data"))
-        await town.depot.fetch(town.depot.path(content), Taken(content, manifest, 0), str(town.place / "home"))
+        await town.host_store.fetch(town.host_store.path(content), Taken(content, manifest, 0), str(town.place / "home"))
         assert files.scan(town.place / "home") == content
-        beside = Path(town.depot.path(content) + ".json")
+        beside = Path(town.host_store.path(content) + ".json")
         kept = json.loads(beside.read_text(errors="surrogateescape"))  # noqa: ASYNC240
         assert [Entry(*row) for row in kept] == list(manifest)
         await town.aclose()
@@ -831,7 +831,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from drivers.local import LocalHost
-from runner.hosts.transfer import Depot
+from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from runner.storage import files
 
@@ -849,10 +849,10 @@ class Fragile:
         return self.host.call(argv, counted())
 
 async def send():
-    depot = Depot(Wire(Fragile(LocalHost(Path(sys.argv[1], "supervisor"))), sys.argv[1] + "/there"))
-    depot.chunk = 64 << 10
-    await depot.open()
-    await depot.send({files.scan(sys.argv[2]): sys.argv[2]})
+    host_store = HostStore(Wire(Fragile(LocalHost(Path(sys.argv[1], "supervisor"))), sys.argv[1] + "/there"))
+    host_store.chunk = 64 << 10
+    await host_store.open()
+    await host_store.send({files.scan(sys.argv[2]): sys.argv[2]})
 
 asyncio.run(send())
 """
@@ -867,7 +867,7 @@ def test_a_process_that_is_killed_leaves_what_arrived_to_the_next(go: Go) -> Non
         argv = [sys.executable, "-c", KILLED, str(town.place), str(top), "12000000"]
         killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[2])})
         assert await killed.wait() == -9
-        town.depot.chunk = 64 << 10
+        town.host_store.chunk = 64 << 10
         town.wire.sent = 0
         await town.sends(top)
         assert town.wire.sent < 7_000_000  # of 14.4 million; two of them may have been in pipes

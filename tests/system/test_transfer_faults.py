@@ -23,7 +23,7 @@ from drivers.ssh import Ssh
 from runner.agent.frames import Frames
 from runner.hosts import manifests, wire
 from runner.hosts.download import Taken
-from runner.hosts.transfer import Depot
+from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from runner.storage import files
 from tests.servers.proxy import Fault, Proxy
@@ -107,14 +107,14 @@ def dataset(top: Path) -> Path:
 
 
 async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
-    depot = Depot(Wire(cast(Any, weather), str(place)))
-    depot.chunk = CHUNK
-    await depot.open()
-    await depot.send(sources)
+    host_store = HostStore(Wire(cast(Any, weather), str(place)))
+    host_store.chunk = CHUNK
+    await host_store.open()
+    await host_store.send(sources)
     for content in sources:
-        assert files.scan(depot.path(content)) == content, f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
-    assert await depot.have(sources) == set(sources)
-    await depot.aclose()
+        assert files.scan(host_store.path(content)) == content, f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
+    assert await host_store.have(sources) == set(sources)
+    await host_store.aclose()
 
 
 @pytest.mark.longer
@@ -159,17 +159,17 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
     taken = Taken(content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx"))
 
     async def fetch(weather: Weather, target: Path) -> None:
-        depot = Depot(Wire(cast(Any, weather), str(tmp_path / "there")))
-        depot.chunk = CHUNK
-        await depot.fetch(str(top), taken, str(target))
+        host_store = HostStore(Wire(cast(Any, weather), str(tmp_path / "there")))
+        host_store.chunk = CHUNK
+        await host_store.fetch(str(top), taken, str(target))
         assert files.scan(target) == content, f"{fault} at {weather.at}: bad bytes were accepted"
         shutil.rmtree(target)
-        await depot.aclose()
+        await host_store.aclose()
 
     async def sweep() -> None:
         host = LocalHost(tmp_path / "supervisor")
         calm = Weather(host)
-        opened = Depot(Wire(cast(Any, calm), str(tmp_path / "there")))
+        opened = HostStore(Wire(cast(Any, calm), str(tmp_path / "there")))
         await opened.open()
         await opened.aclose()
         calm.passed["out"] = 0
@@ -197,14 +197,14 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
         driver = Ssh(**settings)
         lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
         host = (await driver.hosts(lease) or [])[0]
-        depot = Depot(Wire(host, ".recipe-host"))
-        depot.chunk = CHUNK
-        await depot.open()
-        await depot.send({content: str(top)})
-        assert files.scan(depot.path(content)) == content
-        await depot.fetch(depot.path(content), Taken(content, manifest, 0), str(tmp_path / "home"))
+        host_store = HostStore(Wire(host, ".recipe-host"))
+        host_store.chunk = CHUNK
+        await host_store.open()
+        await host_store.send({content: str(top)})
+        assert files.scan(host_store.path(content)) == content
+        await host_store.fetch(host_store.path(content), Taken(content, manifest, 0), str(tmp_path / "home"))
         assert files.scan(tmp_path / "home") == content
-        await depot.aclose()
+        await host_store.aclose()
         await host.aclose()
         await driver.aclose()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.hosts.scrap import Scrap
+from runner.hosts.spare_dirs import Scrap
 from runner.hosts.staging import Attempt
 from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.digest_cache import DigestCache

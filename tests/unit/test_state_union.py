@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from drivers.base import HostLost, Rejected
-from runner.hosts.checkpoint_sync import Look, OverDepot
+from runner.hosts.checkpoint_sync import Look, OverHostStore
 from runner.hosts.download import Taken
 from runner.hosts.state_union import OverNodes
 from runner.hosts.transfer import Vanished
 from runner.storage import files
 
 
-class Disk(OverDepot):
+class Disk(OverHostStore):
     """A node whose disk is a folder."""
 
     def __init__(self, free: int = 100) -> None:

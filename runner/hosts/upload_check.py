@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..storage.files import Changed, Entry
-from .cargo import Cargo, Older, Pieces
 from .manifests import folders
 from .read_range import chunks, digest
+from .upload_files import Cargo, Older, Pieces
 from .wire import Wire, chunks_told, nothing
 
 

@@ -16,9 +16,9 @@ from drivers import calls
 from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _uneven
-from runner.hosts import meeting
+from runner.hosts import rendezvous
 from runner.hosts.group import _first
-from runner.hosts.meeting import Meeting, Node, meet
+from runner.hosts.rendezvous import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
 
 
@@ -60,7 +60,7 @@ class Restarting(Here):
         async with aclosing(calls.call(argv, NOTHING, {})) as said:
             async for data in said:
                 yield data
-        if meeting.LISTEN in argv:
+        if rendezvous.LISTEN in argv:
             await asyncio.sleep(0.3)
             raise Unreachable("the connection broke")
 

@@ -12,8 +12,8 @@ from drivers.base import Unreachable
 
 from ..storage import tar
 from ..storage.files import Changed, Entry
-from .cargo import Cargo, Pieces
 from .read_range import part
+from .upload_files import Cargo, Pieces
 from .wire import LANE, MOST, Garbled, Meter, Wire, words_of
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..storage import files
 from ..storage.files import Entry
-from .cargo import Cargo, Older
 from .manifests import folders, place_of
 from .read_range import part
+from .upload_files import Cargo, Older
 from .wire import LONGEST_ANSWER, Wire, words_of
 
 _MANIFESTS = 8

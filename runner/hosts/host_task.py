@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from drivers.base import Command, Exit, Job
 
 from ..planning.step import MetricsSpec, OutputSpec
-from .scrap import Scrap
+from .spare_dirs import Scrap
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Paths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class TaskResult:
     """How an attempt ended, and the contents of its outputs; or, in `words`, why they cannot be taken."""
 
     exit: Exit
@@ -66,7 +66,7 @@ class StateFolder(NamedTuple):
 
 
 @dataclass(slots=True)
-class Errand:
+class HostTask:
     """One attempt that is to be run."""
 
     name: str
@@ -94,5 +94,5 @@ class Errand:
     """It was."""
     python: str = ""
     """The interpreter of the step there, where its packages matter to other nodes; empty in an image, which has its own."""
-    parts: Sequence[Errand] = ()
+    parts: Sequence[HostTask] = ()
     """Of an attempt on several nodes: what each of them does, in the order of their ranks."""
