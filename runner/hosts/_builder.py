@@ -61,7 +61,7 @@ FULL = ("No space left", "Disk quota exceeded", f"[Errno {errno.ENOSPC}]", f"[Er
 ANOTHER_LOCK = "correct the lock, or use --python current"
 
 
-class Wrong(Exception):
+class BuildError(Exception):
     """Why there is no environment, and what to do."""
 
     def __init__(self, why: str, fix: str) -> None:
@@ -69,11 +69,11 @@ class Wrong(Exception):
         self.fix = fix
 
 
-class Broken(Wrong):
+class Broken(BuildError):
     """The index does not answer, or not to the end."""
 
 
-class Missing(Wrong):
+class Missing(BuildError):
     """The index has no file that fits."""
 
 
@@ -112,7 +112,7 @@ class Pip:
         return f"{min(self.here, self.wanted)} of {self.wanted} packages fetched, {self.size / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
-        """Why it failed: Wrong, Broken, or OSError when the disk is full."""
+        """Why it failed: BuildError, Broken, or OSError when the disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -125,7 +125,7 @@ class Pip:
         if missing:
             return _missing(missing[1], self.meant)
         errors = [line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line]
-        return Wrong(" ".join(errors) or "pip failed and did not say why", ANOTHER_LOCK)
+        return BuildError(" ".join(errors) or "pip failed and did not say why", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
         """What the lock forgot, and who needs it."""
@@ -165,7 +165,7 @@ class Uv:
         return f"{len(self.here)} of {len(self.large)} large packages fetched, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
     def fault(self) -> Exception:
-        """Why it failed: Wrong, Broken, or OSError when a disk is full."""
+        """Why it failed: BuildError, Broken, or OSError when a disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
             where = re.search(r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", said)
@@ -174,15 +174,15 @@ class Uv:
             return _mismatch(got[1], r"Expected:\s+sha\d+:([0-9a-f]{12})", r"Computed:\s+sha\d+:([0-9a-f]{12})", said)
         url = (re.search(r"(https?://[^\s)`]+)", said) or ["the one of uv's settings"])[0]
         if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
-            return Wrong(f"the package index ({url}) refuses: {got[1]}", "look at its address and password in the settings of uv or pip")
+            return BuildError(f"the package index ({url}) refuses: {got[1]}", "look at its address and password in the settings of uv or pip")
         if re.search(r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response", said):
             return Broken(f"the package index ({url}) does not answer", "look at the network, UV_DEFAULT_INDEX and `pip config list`, and run again")
         if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", said):
-            return Wrong(f"{got[1].strip()} is not pinned by version and hash", "make a lock of it: `recipe lock`")
+            return BuildError(f"{got[1].strip()} is not pinned by version and hash", "make a lock of it: `recipe lock`")
         if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
             return _missing(got[1], self.meant)
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
-        return Wrong("; ".join(words) or "uv failed and did not say why", ANOTHER_LOCK)
+        return BuildError("; ".join(words) or "uv failed and did not say why", ANOTHER_LOCK)
 
     def incomplete(self) -> list[str]:
         """What the lock forgot, and who needs it."""
@@ -193,7 +193,7 @@ class Uv:
 
 
 def build(home: str, requirements: str, uv: str) -> None:
-    """Make the environment, unless it is there.  Raises Wrong, OSError."""
+    """Make the environment, unless it is there.  Raises BuildError, OSError."""
     os.makedirs(home, exist_ok=True)
     with _held(f"{home}/lock") as lock:
         if os.path.exists(f"{home}/complete") and os.path.exists(f"{home}/bin/python"):
@@ -202,7 +202,7 @@ def build(home: str, requirements: str, uv: str) -> None:
         began = time.monotonic()
         try:
             wanted = _made(home, requirements, uv, lock)
-        except (Wrong, OSError):
+        except (BuildError, OSError):
             with contextlib.suppress(OSError):
                 _clear(home)  # half of one is of no use, and may be why the disk is full
             raise
@@ -263,7 +263,7 @@ def _runs(uv: str) -> bool:
 
 
 def _pip(home: str) -> list[str]:
-    """A pip of this Python's own works on the environment from outside: giving it one of its own takes seconds.  Raises Wrong."""
+    """A pip of this Python's own works on the environment from outside: giving it one of its own takes seconds.  Raises BuildError."""
     from importlib import metadata
 
     python = f"{home}/bin/python"
@@ -271,7 +271,7 @@ def _pip(home: str) -> list[str]:
         if tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2]) >= OLDEST_PIP:
             return [sys.executable, "-I", "-m", "pip", "--python", python]
     if subprocess.run([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
-        raise Wrong(
+        raise BuildError(
             f"{sys.executable} has neither pip nor ensurepip", "install python3-venv there, or name another `python` in the driver's settings"
         )
     return [python, "-m", "pip"]
@@ -300,7 +300,7 @@ def _installed(installer: Pip | Uv, home: str, requirements: str, lock: int) -> 
         raise installer.fault()
     # Nothing was looked for beside the lock, which names all: what it says about versions holds.
     if forgotten := installer.incomplete():
-        raise Wrong(f"the lock does not pin {'; nor '.join(forgotten)}", "make the lock again: it has to hold all that its packages need")
+        raise BuildError(f"the lock does not pin {'; nor '.join(forgotten)}", "make the lock again: it has to hold all that its packages need")
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
     return installer.wanted
 
@@ -362,11 +362,11 @@ def _there(home: str) -> int:
     return 0
 
 
-def _mismatch(package: str, expected: str, got: str, said: str) -> Wrong:
+def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
     """A file that is not that of the lock; the patterns find the digests in what was said."""
     wanted, found = re.search(expected, said), re.search(got, said)
     what = f"{package} has HASHES that the lock does not pin (wanted {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
-    return Wrong(what, "take the lock again from where it came, or make it again if another file is meant")
+    return BuildError(what, "take the lock again from where it came, or make it again if another file is meant")
 
 
 def _missing(package: str, meant: str) -> Missing:
@@ -410,7 +410,7 @@ def _say(**words: object) -> None:
 def main(home: str, requirements: str, uv: str = "") -> int:
     try:
         build(home, requirements, uv)
-    except Wrong as error:
+    except BuildError as error:
         _say(wrong=str(error)[:LONGEST], fix=error.fix)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -18,7 +18,7 @@ from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
 from .read_range import chunks, digest
-from .wire import MOST, TRIES, Garbled, Gone, Meter, Wire, chunks_told, rest
+from .wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_told, rest
 
 LEAST, FILES = 1 << 20, 4096
 """Bytes and files that are asked for at once, at least and at most."""
@@ -165,7 +165,7 @@ class Fetch:
             for spans in jobs:
                 try:
                     await self._bring(spans, meter)
-                except (Unreachable, Garbled) as error:
+                except (Unreachable, CorruptReply) as error:
                     trouble.append(error)
                 if trouble:
                     return
@@ -212,7 +212,7 @@ class Fetch:
                         break
         except Infrastructure as error:
             if sink.position == 0:
-                raise Garbled from error
+                raise CorruptReply from error
         finally:
             sink.close()
             for span, came in sink.came:

@@ -20,7 +20,7 @@ from .download import Fetch, Taken
 from .manifests import name_of, place_of, stamp_of, untrusted
 from .neighbours import Neighbour
 from .upload import Sender
-from .wire import Garbled, Gone, Wire, nothing, words_of
+from .wire import CorruptReply, Gone, Wire, nothing, words_of
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class HostStore:
         async def once() -> None:
             awaited = [name_of(content) for content in coming]
             if not await self.wire.once("stage", name, stamp, list(parcel.states.values()), awaited, read=bool, data=data):
-                raise Garbled
+                raise CorruptReply
 
         await self.wire.patiently(once)
         return f"{self.root}/attempts/{name}"

@@ -14,7 +14,7 @@ from ..storage import tar
 from ..storage.files import Changed, Entry
 from .read_range import part
 from .upload_files import Cargo, Pieces
-from .wire import LANE, MOST, Garbled, Meter, Wire, words_of
+from .wire import LANE, MOST, CorruptReply, Meter, Wire, words_of
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """What one tar holds at most."""
@@ -39,7 +39,7 @@ class Courier:
             for job in jobs:
                 try:
                     await job()
-                except (Unreachable, Garbled) as error:
+                except (Unreachable, CorruptReply) as error:
                     trouble.append(error)
                 if trouble:
                     return
@@ -105,7 +105,7 @@ class Courier:
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
         arrived, placed = await self._wire.once("batch", *arguments, read=_arrived, data=meter.counted(pieces()))
         if arrived != expected:
-            raise Garbled
+            raise CorruptReply
         for entry in batch:
             cargo.missing.pop(entry.path, None)
         cargo.bare = cargo.bare and not last
@@ -137,7 +137,7 @@ class Courier:
         return cargo.holes.get(entry.path) or [(0, -(-entry.size // self._pieces.grain))]
 
     async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
-        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises Garbled when that is another."""
+        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises CorruptReply when that is another."""
         grain, size = self._pieces.grain, entry.size
         blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
@@ -147,7 +147,7 @@ class Courier:
         arrived, came = await self._wire.once("write", *arguments, read=_written, data=meter.counted(itertools.chain.from_iterable(blocks)))
         known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
         if last and arrived != entry.value:
-            raise Garbled
+            raise CorruptReply
         if last:
             cargo.missing.pop(entry.path, None)
             cargo.holes.pop(entry.path, None)

@@ -49,7 +49,7 @@ _count = itertools.count(1)
 _log = Log("hosts")
 
 
-class Garbled(Exception):
+class CorruptReply(Exception):
     """What arrived, here or there, is not what was sent.  It is tried again."""
 
 
@@ -63,7 +63,7 @@ def rest(failures: int) -> float:
 
 
 def _again(error: Exception, tried: int) -> float | None:
-    return rest(tried) if tried < TRIES and isinstance(error, (Unreachable, Garbled)) else None
+    return rest(tried) if tried < TRIES and isinstance(error, (Unreachable, CorruptReply)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,12 @@ class Wire:
         return await self.patiently(lambda: self.once(function, *arguments, read=read))
 
     async def once(self, function: str, *arguments: object, read: Callable[[Any], _T], data: bytes | Iterator[bytes] = b"") -> _T:
-        """The same, asked once; `data` goes with the question.  Raises what keeps `data` from coming, and Garbled for an answer without sense."""
+        """The same, asked once; `data` goes with the question.  Raises what keeps `data` from coming, and CorruptReply where the answer is."""
         answer, _ = await self._asked(function, arguments, data)
         try:
             return read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise Garbled from error
+            raise CorruptReply from error
 
     async def read(self, function: str, *arguments: object) -> tuple[Any, bytes]:
         """What a function answers, and the bytes that come with it."""
@@ -160,7 +160,7 @@ class Wire:
                 try:
                     yield bytes_of(payload)
                 except ValueError as error:
-                    raise Garbled from error
+                    raise CorruptReply from error
             self._answer(payload)
 
     async def _asked(self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]) -> tuple[Any, bytes]:
@@ -199,7 +199,7 @@ class Wire:
             answer = json.loads(payload[1:])
             kind, words = answer if payload[:1] == b"e" else ("", "")
         except (ValueError, TypeError, RecursionError) as error:
-            raise Garbled from error
+            raise CorruptReply from error
         if payload[:1] == b"r":
             return answer
         if kind == "gone":
@@ -280,7 +280,7 @@ class Wire:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
         try:
             return await retry_async(what, _again, told=lambda error: _log.info("%s is asked again: %s", self.name, error))
-        except Garbled as error:
+        except CorruptReply as error:
             raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
 
     def complain(self, words: str) -> None:

@@ -160,7 +160,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     for each in match.group(1, 2):
         try:
             ends.append(float(str(inputs.converted(spec, each))))
-        except inputs.Wrong as wrong:
+        except inputs.BadValue as wrong:
             problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
     if len(ends) < 2:
         return [None]
@@ -208,7 +208,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     for text in texts:
         try:
             found.append(inputs.converted(spec, text))
-        except inputs.Wrong as wrong:
+        except inputs.BadValue as wrong:
             problems.append(Problem(wrong.code, f'"{spec.name}" {wrong.message}', None, wrong.fix))
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
         problems.append(Problem("twice", f'"{spec.name}" has the same value twice', fix="write it once"))

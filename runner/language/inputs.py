@@ -44,7 +44,7 @@ _PATIENCE = 0.25  # seconds for one `pattern`: a recipe's expression must not be
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
-class Wrong(Exception):
+class BadValue(Exception):
     """A value that its input does not take: a code, a sentence that follows the input's name, and what to do."""
 
     def __init__(self, code: str, message: str, fix: str = "") -> None:
@@ -119,10 +119,10 @@ def divided(address: str) -> tuple[str, tuple[str, ...]]:
 
 
 def converted(spec: Input, value: object) -> Tree:
-    """`value` as a value of this input, within its limits.  Raises Wrong."""
+    """`value` as a value of this input, within its limits.  Raises BadValue."""
     if value is None or (value == "null" and spec.type not in ("string", "choice")):
         if spec.required and not (spec.has_default and spec.default is None):
-            raise Wrong("missing-input", "must have a value, not null", "say `required: false` in the recipe if it may be null")
+            raise BadValue("missing-input", "must have a value, not null", "say `required: false` in the recipe if it may be null")
         return None
     result = _as_type(spec.type, spec, value)
     for item in result if isinstance(result, list) else [result]:
@@ -225,7 +225,7 @@ class _Binder:
             if parts := self.parts.get(spec.name) if spec.type == "object" else None:
                 tree = _with_parts(spec.name, {} if tree is None else _object(tree), parts)
             self.values[spec.name] = converted(spec, tree)
-        except Wrong as wrong:
+        except BadValue as wrong:
             message = f'"{spec.name}" {wrong.message}' + (f" ({self.origins[spec.name]})" if not path and spec.name in self.origins else "")
             self.problems.append(
                 document.problem(wrong.code, message, path, fix=wrong.fix) if path else Problem(wrong.code, message, None, wrong.fix),
@@ -343,7 +343,7 @@ def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
         fix = "write true or false"
     elif type_ == "integer" and _number(value) is not None:
         fix = "it has to be whole"
-    raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}", fix)
+    raise BadValue("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}", fix)
 
 
 def _number(value: object) -> int | float | None:
@@ -369,7 +369,7 @@ def _choice(spec: Input, value: object) -> Tree:
         if isinstance(value, str) and (_text(choice) == value or (_is_number(choice) and _number(value) == choice)):
             return choice
     words = [_text(choice) for choice in known]
-    raise Wrong("not-allowed", f"must be {_or(words)}, not {_shown(value)}", did_you_mean(_text(value), words) if isinstance(value, str) else "")
+    raise BadValue("not-allowed", f"must be {_or(words)}, not {_shown(value)}", did_you_mean(_text(value), words) if isinstance(value, str) else "")
 
 
 def _is_number(value: object) -> bool:
@@ -383,13 +383,13 @@ def _list(spec: Input, value: object) -> Tree:
         else:
             value = [part.strip() for part in value.split(",")] if value.strip() else []
     if not isinstance(value, (list, tuple)):
-        raise Wrong("wrong-type", f"must be a list, not {_shown(value)}", "write a,b,c or [a, b, c]")
+        raise BadValue("wrong-type", f"must be a list, not {_shown(value)}", "write a,b,c or [a, b, c]")
     items: list[Tree] = []
     for n, item in enumerate(value, 1):
         try:
             items.append(_as_type(spec.items, spec, item) if spec.items else _tree(item))
-        except Wrong as wrong:
-            raise Wrong(wrong.code, f"{wrong.message} (item {n})", wrong.fix) from None
+        except BadValue as wrong:
+            raise BadValue(wrong.code, f"{wrong.message} (item {n})", wrong.fix) from None
     return items
 
 
@@ -397,7 +397,7 @@ def _object(value: object) -> Tree:
     if isinstance(value, str):
         value = _json(value, "a mapping")
     if not isinstance(value, Mapping):
-        raise Wrong("wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}')
+        raise BadValue("wrong-type", f"must be a mapping, not {_shown(value)}", 'write JSON, such as {"a": 1}')
     return _tree(value)
 
 
@@ -407,7 +407,7 @@ def _with_parts(name: str, tree: Tree, parts: list[tuple[list[str], object]]) ->
         at = tree
         for n, key in enumerate(keys, 1):
             if not isinstance(at, dict):
-                raise Wrong("wrong-type", f"has no parts at {'.'.join(keys[: n - 1])}, which is {_shown(at)}", f"set {name} as a whole")
+                raise BadValue("wrong-type", f"has no parts at {'.'.join(keys[: n - 1])}, which is {_shown(at)}", f"set {name} as a whole")
             if n == len(keys):
                 at[key] = _tree(_spelled(value))
             at = at.setdefault(key, {})
@@ -419,7 +419,7 @@ def _spelled(value: object) -> object:
         return value
     try:
         return _json(value, "a value")
-    except Wrong:
+    except BadValue:
         return value
 
 
@@ -430,7 +430,7 @@ def _json(text: str, wanted: str) -> object:
     try:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise Wrong("wrong-type", f"must be {wanted} in JSON: {error}") from None
+        raise BadValue("wrong-type", f"must be {wanted} in JSON: {error}") from None
 
 
 def _tree(value: object) -> Tree:
@@ -446,37 +446,37 @@ def _tree(value: object) -> Tree:
             return [_tree(item) for item in value]
         case Mapping() if all(isinstance(key, str) for key in value):
             return {str(key): _tree(item) for key, item in value.items()}
-    raise Wrong("wrong-type", f"has a part that is not a plain value: {_shown(value)}")
+    raise BadValue("wrong-type", f"has a part that is not a plain value: {_shown(value)}")
 
 
 def _address(type_: InputType, value: object) -> Tree:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
-        raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
+        raise BadValue("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
     if type(value) is not str:
         return value  # the output of another step, which says itself what it is
     if not value or "\0" in value:
-        raise Wrong("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
+        raise BadValue("wrong-type", f"must be {_WORDS[type_]}, not {_shown(value)}")
     scheme = _SCHEME.match(value)
     if scheme is None:
         # Only a model's bare name is the Hub's; `./org/name` is a folder.
         return f"hf://{value}" if type_ == "model" and _HUB.fullmatch(value) and value[0] not in "./~" else value
     if type_ == "file" and scheme[1] == "hf":
-        raise Wrong("wrong-type", "is a file, which the Hub's hf:// cannot name", "use an input of type dataset or model")
+        raise BadValue("wrong-type", "is a file, which the Hub's hf:// cannot name", "use an input of type dataset or model")
     if scheme[1] not in _SCHEMES:
         near = did_you_mean(scheme[1], _SCHEMES)
         fix = near or "write a path, or an address that begins hf:// s3:// gs:// or https://"
-        raise Wrong("not-allowed", f'has the scheme "{scheme[1]}://", which is not known', fix)
+        raise BadValue("not-allowed", f'has the scheme "{scheme[1]}://", which is not known', fix)
     if scheme[1] == "hf":
         if not _HUB.fullmatch(value) or (type_ == "model" and value.startswith("hf://datasets/")):
-            raise Wrong("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
+            raise BadValue("not-allowed", f"must be hf://org/name or hf://org/name@revision, not {_shown(value)}")
         if type_ == "dataset":  # the Hub keeps its datasets apart from its models
             value = f"hf://datasets/{value.removeprefix('hf://').removeprefix('datasets/')}"
     if "::" in value:
-        raise Wrong("not-allowed", f"is an address within an address: {_shown(value)}", "name the file or folder itself")
+        raise BadValue("not-allowed", f"is an address within an address: {_shown(value)}", "name the file or folder itself")
     if len(value) == scheme.end() or re.search(r"[\s\x00-\x1f]", value):
-        raise Wrong("not-allowed", f"is not a whole address: {_shown(value)}")
+        raise BadValue("not-allowed", f"is not a whole address: {_shown(value)}")
     return value
 
 
@@ -494,12 +494,12 @@ def _within(spec: Input, value: Tree) -> None:
             ("multipleOf", "a multiple of", lambda bound: _is_multiple(value, bound)),
         ):
             if word in limits and not holds(limits[word]):
-                raise Wrong("out-of-range", f"must be {says} {_text(limits[word])}, not {_text(value)}")
+                raise BadValue("out-of-range", f"must be {says} {_text(limits[word])}, not {_text(value)}")
     elif isinstance(value, str):
         if len(value) < limits.get("minLength", 0):
-            raise Wrong("too-short", f"must have at least {_count(limits['minLength'], 'character')}, not {len(value)}")
+            raise BadValue("too-short", f"must have at least {_count(limits['minLength'], 'character')}, not {len(value)}")
         if len(value) > limits.get("maxLength", len(value)):
-            raise Wrong("too-long", f"must have at most {_count(limits['maxLength'], 'character')}, not {len(value)}")
+            raise BadValue("too-long", f"must have at most {_count(limits['maxLength'], 'character')}, not {len(value)}")
         if "pattern" in limits:
             _matches(limits["pattern"], value)
 
@@ -517,23 +517,23 @@ def _matches(pattern: str, value: str) -> None:
         found = regex.search(pattern, value, timeout=_PATIENCE)
     except TimeoutError:
         message = f'took too long to compare with the pattern "{pattern}"'
-        raise Wrong("pattern-too-slow", message, "the recipe's pattern backtracks without end") from None
+        raise BadValue("pattern-too-slow", message, "the recipe's pattern backtracks without end") from None
     if not found:
-        raise Wrong("not-allowed", f'must match the pattern "{pattern}", unlike {_shown(value)}')
+        raise BadValue("not-allowed", f'must match the pattern "{pattern}", unlike {_shown(value)}')
 
 
 def _list_within(spec: Input, value: list[Tree]) -> None:
     limits: Mapping[str, Any] = spec.limits
     if len(value) < limits.get("minItems", 0):
-        raise Wrong("too-short", f"must have at least {_count(limits['minItems'], 'item')}, not {len(value)}")
+        raise BadValue("too-short", f"must have at least {_count(limits['minItems'], 'item')}, not {len(value)}")
     if len(value) > limits.get("maxItems", len(value)):
-        raise Wrong("too-long", f"must have at most {_count(limits['maxItems'], 'item')}, not {len(value)}")
+        raise BadValue("too-long", f"must have at most {_count(limits['maxItems'], 'item')}, not {len(value)}")
     if limits.get("uniqueItems"):
         seen: set[str] = set()
         for item in value:
             text = json.dumps(item, sort_keys=True)
             if text in seen:
-                raise Wrong("twice", f"lists {_shown(item)} twice", "write it once")
+                raise BadValue("twice", f"lists {_shown(item)} twice", "write it once")
             seen.add(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .inputs import Wrong, converted, leaves, misread, ordered
+from .inputs import BadValue, converted, leaves, misread, ordered
 from .recipe import Input, Preset
 from .source import Source
 from .template import TemplateError, references
@@ -117,7 +117,7 @@ class InputsReader:
             return
         try:
             converted(spec, value)
-        except Wrong as wrong:
+        except BadValue as wrong:
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, wrong.fix)
 
     def _check_template(self, tree: Any, path: Where) -> set[str]:

@@ -37,11 +37,11 @@ class Stat(NamedTuple):
     at: float
 
 
-class Trouble(Infrastructure):
+class StoreError(Infrastructure):
     """The store cannot be used as it is: a person has to do something."""
 
 
-class Unreachable(Trouble):
+class Unreachable(StoreError):
     """The store does not answer, or answers with errors that may pass."""
 
 
@@ -52,11 +52,11 @@ class Bucket(Protocol):
     width: int  # requests at once that are worth it
 
     def load(self) -> None:
-        """Import what it takes to ask.  Raises Trouble when that is not installed."""
+        """Import what it takes to ask.  Raises StoreError when that is not installed."""
         ...
 
     def check(self, marker: str) -> bytes | None:
-        """The bytes of `marker`, None when there is none; raises Trouble when that is not all that is missing."""
+        """The bytes of `marker`, None when there is none; raises StoreError when that is not all that is missing."""
         ...
 
     def make(self) -> bool:
@@ -163,7 +163,7 @@ def module_of_extra(name: str, url: str, extra: str) -> Any:
     except ImportError as error:
         from drivers import install_line
 
-        raise Trouble(f"{url} needs {error.name}", fix=install_line(extra)) from error
+        raise StoreError(f"{url} needs {error.name}", fix=install_line(extra)) from error
 
 
 def lock() -> Any:

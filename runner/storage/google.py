@@ -17,7 +17,7 @@ from .bucket import (
     Exists,
     Short,
     Stat,
-    Trouble,
+    StoreError,
     answered,
     awaited,
     client_options,
@@ -50,7 +50,9 @@ class Google:
     def check(self, marker: str) -> bytes | None:
         # Its 404 does not say what is not there; a listing is of the bucket.
         if self._ask(lambda fs: fs._call("GET", "b/{}/o", self._bucket, maxResults=1, prefix=self._prefix, json_out=True)) is None:
-            raise Trouble(f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself")
+            raise StoreError(
+                f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself"
+            )
         return self.read(marker)
 
     def make(self) -> bool:
@@ -126,7 +128,7 @@ class Google:
             except FileNotFoundError as error:
                 if missing:
                     return None
-                raise Trouble(f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store") from error
+                raise StoreError(f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store") from error
             except FileExistsError as error:
                 raise Exists from error
             except Exception as error:
@@ -147,13 +149,13 @@ class Google:
             raise Short from error
         denied = isinstance(error, (auth.GoogleAuthError, PermissionError)) or (isinstance(error, OSError) and str(error).startswith("Forbidden"))
         if denied or code in (401, 403, "401", "403"):
-            raise Trouble(f"{self._where}: refused ({words_of(error)})", fix=_GOOGLE_LOGIN) from error
+            raise StoreError(f"{self._where}: refused ({words_of(error)})", fix=_GOOGLE_LOGIN) from error
         if isinstance(error, (wrong.ChecksumError, aiohttp.ClientError, TimeoutError, ConnectionError, requests.RequestException)):
             raise Again from error
         if str(code)[:1] == "5" or str(code) in ("408", "429"):
             raise Again from error
         if isinstance(error, (OSError, ValueError, RuntimeError, wrong.HttpError)):
-            raise Trouble(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+            raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
         raise error
 
     def _client(self) -> Any:

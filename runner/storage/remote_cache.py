@@ -153,7 +153,7 @@ class RemoteCache:
     def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
         """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
         from .objects import Objects
-        from .remote_session import Gone
+        from .remote_session import MissingObject
 
         # With a memory of its own: ours belongs to our thread.
         objects, remote = Objects(self._ws.home), self.remote
@@ -163,7 +163,7 @@ class RemoteCache:
             for content in contents:
                 try:
                     brought.size += remote.fetch(content, objects)
-                except Gone as error:
+                except MissingObject as error:
                     brought.lost.add(content)
                     brought.trouble.append(str(error))
                 except RecipeError as error:

@@ -22,7 +22,7 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-class Gone(Corrupt):
+class MissingObject(Corrupt):
     """A content that a trace names is not in the store, or its bytes are not what its name says."""
 
 
@@ -53,9 +53,9 @@ class Session:
         stat = self.bucket.head(name)
         return stat is not None and (size is None or stat.size == size) and self.now() - stat.at < GRACE / 2
 
-    def gone(self, name: str, why: str) -> Gone:
+    def gone(self, name: str, why: str) -> MissingObject:
         self.bad.add(name)
-        return Gone(f"{self.url}/{name} {why}", fix="the step that makes it will be run, and what it makes put there anew")
+        return MissingObject(f"{self.url}/{name} {why}", fix="the step that makes it will be run, and what it makes put there anew")
 
     def listed(self, prefix: str) -> list[Stat]:
         shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(prefix.partition("/")[0], layout.OBJECT)

@@ -34,7 +34,7 @@ from .remote_collecting import Collector, Garbage
 from .remote_layout import Found
 from .remote_receiving import Receiver
 from .remote_sending import Sender, Source
-from .remote_session import GRACE, Gone, Session
+from .remote_session import GRACE, MissingObject, Session
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -166,7 +166,7 @@ class Remote:
     # -- getting
 
     def fetch(self, content: Content, objects: Objects) -> int:
-        """Bring a content into the local store, verified; answers its bytes.  Raises Gone when it is not there or not what its name says."""
+        """Bring a content into the local store, verified; answers its bytes.  Raises MissingObject when it is not there or not what its name says."""
         self.check()
         temporary = objects.disk.temporary()
         before = self.received
@@ -183,7 +183,7 @@ class Remote:
             objects.put(Path(temporary), content, move=True)
         except OSError as error:
             raise _disk(error, temporary) from error
-        except Gone:
+        except MissingObject:
             self._known.pop(content, None)
             self._session.bad.add(layout.object_name(content))  # a tree of which something is missing is written anew as a whole
             raise
@@ -192,7 +192,7 @@ class Remote:
         return self.received - before
 
     def manifest(self, content: Content) -> list[Entry]:
-        """What a tree holds, without its files.  Raises Gone."""
+        """What a tree holds, without its files.  Raises MissingObject."""
         self.check()
         name = layout.object_name(content)
         text = self._bucket.read(name)

@@ -25,7 +25,7 @@ from .bucket import (
     Exists,
     Short,
     Stat,
-    Trouble,
+    StoreError,
     Unreachable,
     answered,
     awaited,
@@ -266,7 +266,7 @@ class S3:
             listed = [{"Key": self._prefix + name} for name in names[start : start + 1000]]
             answer = self._ask("delete_objects", Delete={"Objects": listed, "Quiet": True})
             for problem in (answer or {}).get("Errors", ()):
-                raise Trouble(f"{self._where}: {problem.get('Key')} cannot be deleted: {problem.get('Message') or problem.get('Code')}")
+                raise StoreError(f"{self._where}: {problem.get('Key')} cannot be deleted: {problem.get('Message') or problem.get('Code')}")
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
         old = [found for found in self._uploads(self._prefix + "objects/") if found.begun.timestamp() < before]
@@ -292,11 +292,11 @@ class S3:
             self._told(error, method, absent=absent)
             return None
         except (wrong.NoCredentialsError, wrong.PartialCredentialsError, wrong.CredentialRetrievalError, wrong.TokenRetrievalError) as error:
-            raise Trouble(f"{self._where}: no credentials: {words_of(error)}", fix=_LOGIN) from error
+            raise StoreError(f"{self._where}: no credentials: {words_of(error)}", fix=_LOGIN) from error
         except (wrong.UnauthorizedSSOTokenError, wrong.SSOError) as error:
-            raise Trouble(f"{self._where}: {words_of(error)}", fix="log in again: `aws sso login`") from error
+            raise StoreError(f"{self._where}: {words_of(error)}", fix="log in again: `aws sso login`") from error
         except (wrong.ProfileNotFound, wrong.InvalidConfigError) as error:
-            raise Trouble(
+            raise StoreError(
                 f"{self._where}: {words_of(error)}", fix="add the profile to ~/.aws/config, or name another in the store's settings"
             ) from error
         except (wrong.EndpointConnectionError, wrong.HTTPClientError, wrong.ResponseStreamingError, wrong.IncompleteReadError) as error:
@@ -309,7 +309,7 @@ class S3:
         ) as error:
             raise Again from error
         except wrong.BotoCoreError as error:
-            raise Trouble(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+            raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
 
     def _told(self, error: Any, method: str, *, absent: bool) -> None:
         """Raise what an error of the server means; nothing when it says that there is no such thing, and that may be."""
@@ -318,7 +318,7 @@ class S3:
         if code in ("PreconditionFailed", "412") or status == 412:
             raise Exists from error
         if code == "NoSuchBucket":
-            raise Trouble(
+            raise StoreError(
                 f"{self._where}: there is no such bucket", fix="make it, or correct the url of the store; a store is never made by itself"
             ) from error
         if code in _ABSENT:
@@ -329,15 +329,15 @@ class S3:
             raise Short from error
         if code in ("PermanentRedirect", "301", "IllegalLocationConstraintException"):
             region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
-            raise Trouble(
+            raise StoreError(
                 f"{self._where}: the bucket is in another region{f', {region}' if region else ''}", fix="name its region in the store's settings"
             ) from error
         if code in _DENIED or status in (401, 403):
             words = error.response.get("Error", {}).get("Message") or code
-            raise Trouble(f"{self._where}: refused ({code}: {words})", fix=_LOGIN if code != "AccessDenied" else _RIGHTS) from error
+            raise StoreError(f"{self._where}: refused ({code}: {words})", fix=_LOGIN if code != "AccessDenied" else _RIGHTS) from error
         if code in _PASSING or status >= 500 or status in (408, 429):
             raise Again from error
-        raise Trouble(f"{self._where}: {method} failed: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
+        raise StoreError(f"{self._where}: {method} failed: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
 
     def _run(self, asked: Any) -> Any:
         from fsspec.asyn import sync

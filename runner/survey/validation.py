@@ -139,7 +139,7 @@ def _made_up(spec: Input, n: int, turn: int) -> Tree:
     for value in candidates:
         try:
             return inputs.converted(spec, value)
-        except inputs.Wrong:
+        except inputs.BadValue:
             continue
     unfit: Tree = candidates[0]
     return unfit

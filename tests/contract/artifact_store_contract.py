@@ -22,7 +22,7 @@ from runner.storage.bucket import Bucket, crew
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.index import Made, Trace
 from runner.storage.objects import Objects
-from runner.storage.remote_session import Gone
+from runner.storage.remote_session import MissingObject
 from runner.storage.remotes import Remote
 from tests.tools import needs
 
@@ -298,7 +298,7 @@ def test_damage_is_found_named_and_never_used(
             "parts": name(content)[:-4] + "parts",
         }[what]
     spoiled(raw, at, how)
-    with pytest.raises(Gone, match=at.replace(".", r"\.")):
+    with pytest.raises(MissingObject, match=at.replace(".", r"\.")):
         other.fetch(content, there)
     assert not there.has(content)
     assert not list((there.path(content).parents[2] / "partial").iterdir())
@@ -316,7 +316,7 @@ def test_swapped_objects_are_found(raw: Raw, remote: Remote, other: Remote, here
     raw.put(name(a), raw.get(name(b)))
     raw.put(name(b), data)
     for content in (a, b):
-        with pytest.raises(Gone):
+        with pytest.raises(MissingObject):
             other.fetch(content, there)
 
 
@@ -343,7 +343,7 @@ def test_a_trace_of_what_was_found_bad_is_replaced(raw: Raw, remote: Remote, oth
     remote.put(first, here)
     remote.tell(trace(1, first), {})
     spoiled(raw, name(first), "flipped")
-    with pytest.raises(Gone):
+    with pytest.raises(MissingObject):
         other.fetch(first, there)
     other.put(second, here)
     assert other.tell(trace(1, second), {}) == trace(1, second), "made again, and it came out otherwise"
@@ -378,7 +378,7 @@ def test_a_manifest_whose_digest_is_right_may_still_not_leave_its_tree(
         raw.put(name(content), json.dumps(manifest).encode())
         parts = {"small": 100, "bundles": [[evil[2:], count]] if count else [], "blobs": []}
         raw.put(name(content)[:-4] + "parts", json.dumps(parts).encode())
-        with pytest.raises(Gone):
+        with pytest.raises(MissingObject):
             remote.fetch(content, there)
         assert sorted(str(path) for path in tmp_path.rglob("*") if "/store/" not in str(path)) == before, case
 
@@ -397,7 +397,7 @@ def test_parts_that_say_nonsense_are_refused(raw: Raw, remote: Remote, here: Obj
     remote.put(content, here)
     for parts in NONSENSE:
         raw.put(name(content)[:-4] + "parts", parts)
-        with pytest.raises(Gone):
+        with pytest.raises(MissingObject):
             remote.fetch(content, there)
 
 

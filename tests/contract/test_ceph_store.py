@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.storage import buckets
-from runner.storage.bucket import Trouble
+from runner.storage.bucket import StoreError
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import (  # noqa: F401
@@ -78,12 +78,12 @@ def test_parts_that_were_sent_are_not_sent_again(raw: Bucket, here: Objects, the
 @pytest.mark.parametrize(("variable", "code"), [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId")])
 def test_wrong_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str) -> None:
     monkeypatch.setenv(variable, "WRONGWRONGWRONGWRONG")
-    with pytest.raises(Trouble, match=rf"refused \({code}") as caught:
+    with pytest.raises(StoreError, match=rf"refused \({code}") as caught:
         Remote(raw.bucket()).check()
     assert "WRONGWRONG" not in str(caught.value)
     assert caught.value.exit_code == 5
 
 
 def test_a_bucket_that_is_not_there_is_told(ceph: Ceph) -> None:
-    with pytest.raises(Trouble, match="there is no such bucket"):
+    with pytest.raises(StoreError, match="there is no such bucket"):
         Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=ceph.endpoint)).lookup([key(1)])

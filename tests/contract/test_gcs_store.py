@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.storage import buckets
-from runner.storage.bucket import Trouble, Unreachable
+from runner.storage.bucket import StoreError, Unreachable
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
@@ -53,7 +53,7 @@ def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Ob
 
 
 def test_a_bucket_that_is_not_there_is_told(gcs: FakeGcs) -> None:
-    with pytest.raises(Trouble, match="there is no such bucket") as caught:
+    with pytest.raises(StoreError, match="there is no such bucket") as caught:
         Remote(buckets.open("gs://no-such-bucket/x", root=Path("/"), endpoint=gcs.endpoint)).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 

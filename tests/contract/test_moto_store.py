@@ -13,10 +13,10 @@ import pytest
 from runner.errors import Infrastructure
 from runner.retry import retry
 from runner.storage import buckets, remote_layout
-from runner.storage.bucket import ATTEMPTS, Again, Trouble, Unreachable, tries
+from runner.storage.bucket import ATTEMPTS, Again, StoreError, Unreachable, tries
 from runner.storage.files import Content
 from runner.storage.objects import Objects
-from runner.storage.remote_session import Gone
+from runner.storage.remote_session import MissingObject
 from runner.storage.remotes import Remote
 from runner.storage.s3 import S3
 from tests.contract.artifact_store_contract import *  # noqa: F403
@@ -169,7 +169,7 @@ def test_an_object_that_is_always_damaged_on_the_way_is_gone(shaky: Remote, prox
     content = file(here, tmp_path, noise("z", 5000))
     shaky.put(content, here)
     proxy.spoil = lambda request: Fault(flip=100) if request.method == "GET" and "/objects/" in request.path else None
-    with pytest.raises(Gone, match="not what its name says"):
+    with pytest.raises(MissingObject, match="not what its name says"):
         shaky.fetch(content, there)
     assert not there.has(content)
 
@@ -254,7 +254,7 @@ def test_an_upload_that_fails_is_taken_back(raw: Bucket, proxy: HttpFaults, naps
 
 
 def test_a_bucket_that_is_not_there_is_told(moto: Moto) -> None:
-    with pytest.raises(Trouble, match="there is no such bucket") as caught:
+    with pytest.raises(StoreError, match="there is no such bucket") as caught:
         Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=moto.endpoint)).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
@@ -262,7 +262,7 @@ def test_a_bucket_that_is_not_there_is_told(moto: Moto) -> None:
 def test_no_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(Trouble, match="no credentials") as caught:
+    with pytest.raises(StoreError, match="no credentials") as caught:
         Remote(raw.bucket()).lookup([key(1)])
     assert "AWS_ACCESS_KEY_ID" in caught.value.fix
     public = buckets.open(f"s3://{raw.name}/team/project", root=Path("/"), endpoint=raw.server.endpoint, anonymous=True)
@@ -270,7 +270,7 @@ def test_no_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_profile_that_is_not_there_is_told(raw: Bucket) -> None:
-    with pytest.raises(Trouble, match="profile") as caught:
+    with pytest.raises(StoreError, match="profile") as caught:
         Remote(buckets.open(f"s3://{raw.name}", root=Path("/"), endpoint=raw.server.endpoint, profile="nobody")).check()
     assert "~/.aws/config" in caught.value.fix
 
@@ -290,7 +290,7 @@ def test_a_wrong_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raw = Bucket(strict)
         Remote(raw.bucket()).mark()
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        with pytest.raises(Trouble, match=r"refused \(SignatureDoesNotMatch") as caught:
+        with pytest.raises(StoreError, match=r"refused \(SignatureDoesNotMatch") as caught:
             Remote(raw.bucket()).check()
         assert "wrong" not in str(caught.value)
         assert "aws" in caught.value.fix

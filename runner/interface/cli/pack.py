@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import NotFound
-from ...language.inputs import Wrong, converted, divided, kind_of
+from ...language.inputs import BadValue, converted, divided, kind_of
 from ...language.recipe import Input
 from ...language.units import about
 from ...retry import backoff, retry
@@ -122,7 +122,7 @@ def _address(word: str) -> str:
     """As an input of type dataset takes it.  Raises NotFound."""
     try:
         return str(converted(Input("dataset", "dataset"), word))
-    except Wrong as error:
+    except BadValue as error:
         raise NotFound(f"{word} {error.message}", fix=error.fix) from error
 
 
