@@ -41,7 +41,9 @@ class Holder:
         self.name = f"{_machine()} {os.getpid()} {_began(os.getpid())} {os.urandom(4).hex()}"
         self.claims: set[str] = set()
         self._beats: _Beats | None = None
-        self._seen: tuple[float, list[str]] = (-LATELY, [])  # when the holders of claims were looked at last, and which were dead
+        self.looked = -LATELY
+        """When the holders of claims were looked at last."""
+        self._dead: list[str] = []  # and which were processes of this machine, and are no more
 
     def close(self) -> None:
         """Let go of every claim: another worker may take those runs at once."""
@@ -62,19 +64,13 @@ class Holder:
 
     def known(self) -> dict[str, object]:
         """What this machine can tell of claims: the values of `FREE`."""
-        return {"dead": self._dead(), "machine": f"{_machine()} "}
+        rows = self._database.all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
+        self.looked, self._dead = time.monotonic(), [holder for (holder,) in rows if not _lives(holder)]
+        return {"dead": self._dead, "machine": f"{_machine()} "}
 
     def lately(self) -> dict[str, object]:
         """The same, as it was found less than `LATELY` ago: a worker that takes one short run after another does not look each time."""
-        at, dead = self._seen
-        return {"dead": dead, "machine": f"{_machine()} "} if time.monotonic() - at < LATELY else self.known()
-
-    def _dead(self) -> list[str]:
-        """Those who hold claims, were processes of this machine and are no more."""
-        rows = self._database.all("SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)", (f"{_machine()} ",))
-        dead = [holder for (holder,) in rows if not _lives(holder)]
-        self._seen = time.monotonic(), dead
-        return dead
+        return {"dead": self._dead, "machine": f"{_machine()} "} if time.monotonic() - self.looked < LATELY else self.known()
 
 
 class _Beats(Thread):

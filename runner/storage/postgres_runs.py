@@ -271,6 +271,7 @@ class PostgresRuns:
             f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
             f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
         )
+        began = time.monotonic()
         values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
         values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
 
@@ -290,7 +291,7 @@ class PostgresRuns:
                 return db.execute(statement.encode(), values).fetchall()
 
         rows = self._database.do(claim)
-        if not rows and values["dead"] != (values := values | self._holder.known())["dead"]:
+        if not rows and self._holder.looked < began and values["dead"] != (values := values | self._holder.known())["dead"]:
             rows = self._database.do(claim)
         if not rows:
             return None
