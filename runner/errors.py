@@ -79,6 +79,10 @@ class Busy(RecipeError):
     exit_code = 4
 
 
+class StoreBusy(Busy):
+    """Another process has been writing to the store for too long; nothing is wrong with what was asked."""
+
+
 class Infrastructure(RecipeError):
     """The machinery below failed."""
 

@@ -9,12 +9,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
-from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError
+from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, StoreBusy
 from ..hosts import client
 from ..planning.schedule import Move
 from ..reports import sealing
@@ -225,7 +226,7 @@ def serve(
     collected = time.monotonic()
     try:
         while not handover.asked:
-            with Workspace.open(root, environ=environ) as opened, held(opened.home) as there:
+            with suppress(StoreBusy), Workspace.open(root, environ=environ) as opened, held(opened.home) as there:
                 while not handover.asked and there():
                     ws = opened.within(opened.root)  # one for each run: what it learned of files is that run's
                     if store is not None:
@@ -274,6 +275,10 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         return True
     except Stale:
         listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
+    except StoreBusy as error:
+        listener.say(f"run {row.id} waits for a worker again: {error}")
+        with suppress(RecipeError):
+            ws.store.runs.release(row.id, fence)
     except RecipeError as error:
         listener.say(f"run {row.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
         _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))

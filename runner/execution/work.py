@@ -236,8 +236,11 @@ class Work:
         self.wake()
 
     def beside(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Do something while the loop does other things."""
-        task = asyncio.get_running_loop().create_task(doing)
+        """Do something while the loop does other things; nothing once the loop is over, as after an error: the next run tidies up."""
+        try:
+            task = asyncio.get_running_loop().create_task(doing)
+        except RuntimeError:
+            return doing.close()
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from drivers.base import DriverError
 
-from ..errors import Infrastructure, RecipeError
+from ..errors import Infrastructure, RecipeError, StoreBusy
 from ..hosts import stacks
 from ..hosts.ahead import Ahead
 from ..hosts.client import Client
@@ -219,8 +219,8 @@ def _closed(commits: GroupCommit, state: str, why: str) -> str:
 
 
 def _failed(commits: GroupCommit | None, error: BaseException) -> None:
-    """Store that an error ended a run that had begun."""
-    if commits is not None and isinstance(error, (RecipeError, DriverError)):
+    """Store that an error ended a run that had begun; not one that says nothing about the run."""
+    if commits is not None and isinstance(error, (RecipeError, DriverError)) and not isinstance(error, StoreBusy):
         with contextlib.suppress(Infrastructure):  # the store itself may be what failed
             _closed(commits, "FAILED", str(error))
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
-from ..errors import Busy, Corrupt, Infrastructure, Unusable
+from ..errors import Corrupt, Infrastructure, StoreBusy, Unusable
 from .crash import crashpoint
 from .locks import Locks
 
@@ -323,7 +323,7 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
     except sqlite3.Error as error:
         code = (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise Busy(f"{path}: another process has been writing for {PATIENCE:.0f} s", fix="wait for it to end, and try again") from error
+            raise StoreBusy(f"{path}: another process has been writing for {PATIENCE:.0f} s", fix="wait for it to end, and try again") from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise _damaged(path, kind, str(error)) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 import weakref
 from typing import Any
@@ -18,6 +20,7 @@ from runner.execution.resume import POISON
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
 from runner.execution.work import Handover
+from runner.storage import database
 from runner.storage.runs import Offer, RunRow
 from runner.storage.store import Store
 from runner.storage.workspace import Workspace
@@ -227,6 +230,21 @@ def test_what_a_worker_learned_for_one_run_is_forgotten_in_the_next(space: Space
         submitted(space, n=n)
     work(space)
     assert len(known) == 4 and not any(each() for each in known[:2]), "a worker of many runs grows"
+
+
+def test_a_store_that_another_process_writes_to_for_too_long_fails_no_run(slow: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "PATIENCE", 0.2)
+    run, said, handover = submitted(slow), list[str](), Handover()
+    worker = working(slow, handover, said)
+    until(lambda: begun(slow))
+    with contextlib.closing(sqlite3.connect(slow.root / ".recipe/recipe.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        (slow.root / "slow").unlink()
+        until(lambda: any("waits for a worker again" in each for each in said))
+    until(lambda: row(slow, run).state == "COMPLETED")
+    handover(signal.SIGTERM, None)
+    worker.join(20)
+    assert begun(slow) == 1 and not any("failed" in each for each in said)
 
 
 def test_a_cancelled_run_is_over_for_every_worker(slow: Space) -> None:
