@@ -334,7 +334,7 @@ def test_figures_are_what_prometheus_reads(rest: Rest) -> None:
 
 def test_offers_are_those_of_the_drivers_that_price(rest: Rest) -> None:
     assert rest.ask("GET", "/v1/offers?driver=local").status_code == 404
-    assert rest.ask("GET", "/v1/offers?driver=ssh").status_code == 422  # no host is named in the settings
+    assert rest.ask("GET", "/v1/offers?driver=ssh").status_code == 404
     (shelf,) = rest.get("/v1/offers?driver=loopback")["drivers"]
     assert shelf["driver"] == "loopback" and [offer["usd_an_hour"] for offer in shelf["offers"]] == [1.2]
 
