@@ -142,6 +142,12 @@ def test_noise_acts_where_gradients_are_taken_and_nowhere_else(dropout: float, n
     assert torch.equal(still, plain) and not torch.allclose(noisy, plain, atol=1e-3)
 
 
+def test_attention_is_what_was_asked_for() -> None:
+    with siblings():
+        loaders = importlib.import_module("text_model").load_base, importlib.import_module("tuned").load_judge
+        assert [loads(BASE, "random", 0, "no", attention="eager").config._attn_implementation for loads in loaders] == ["eager", "eager"]
+
+
 def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     with siblings():
         sharding: Any = importlib.import_module("sharding")
