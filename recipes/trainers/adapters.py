@@ -75,6 +75,23 @@ def adapted(base: PreTrainedModel, options: argparse.Namespace) -> Any:
     return get_peft_model(base, config)
 
 
+def noise(model: torch.nn.Module, options: argparse.Namespace) -> None:
+    """Let the adapter's dropout, and the noise on the embeddings, act where gradients are taken, and nowhere else.
+
+    What a model writes, and what it is compared with, is then without: TRL has it in training mode there, too.  And where TRL takes the base's own
+    dropout away it takes the adapter's with it, which is given back.
+    """
+    adapters = [module for name, module in model.named_modules() if ".lora_dropout." in name and isinstance(module, torch.nn.Dropout)]
+    for module in adapters:
+        module.p = options.dropout
+    for module in [*adapters, *([model.get_input_embeddings()] if options.neftune else [])]:  # type: ignore[operator]
+        module.register_forward_pre_hook(_as_gradients)
+
+
+def _as_gradients(module: torch.nn.Module, _: object) -> None:
+    module.train(torch.is_grad_enabled())
+
+
 def groups(model: Any, options: argparse.Namespace) -> list[Group]:
     """The learned weights: embeddings have a rate of their own, and only matrices decay."""
     both = [model.get_input_embeddings(), model.get_output_embeddings()]

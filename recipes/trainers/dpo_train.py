@@ -15,7 +15,6 @@ from adapters import lora
 from control import Ending
 from datasets import Dataset
 from preference_model import Pairs, record, scheduled
-from text_model import load_base
 from trl import DPOConfig, DPOTrainer
 
 NAMES = {"rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "reward_chosen", "rewards/rejected": "reward_rejected"}
@@ -49,7 +48,7 @@ def main() -> None:
     trainer = Trainer(
         model=model,
         # Only read from, so it may be as small as the arithmetic.
-        ref_model=None if adapter or options.precompute_reference else load_base(options.base, options.init, options.seed, options.precision),
+        ref_model=None if adapter or options.precompute_reference else common.load(options, learned=False),
         args=config,
         train_dataset=pairs.train,
         eval_dataset=pairs.glance if options.eval_every else None,

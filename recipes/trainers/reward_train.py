@@ -32,9 +32,7 @@ def main() -> None:
         center_rewards_coefficient=options.center or None,
         remove_unused_columns=False,
     )
-    model = load_judge(
-        options.base, options.init, options.seed, "no" if options.method == "full" else options.precision, four_bits=options.method == "qlora"
-    )
+    model = common.load(options, load_judge)
     trainer = RewardTrainer(
         model=model,
         args=config,

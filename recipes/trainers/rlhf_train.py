@@ -39,6 +39,7 @@ SETTINGS = (
     "algorithm", "num_generations", "max_completion_length", "temperature", "beta", "rewards", "reward_pattern", "reward_length", "reward_init",
     "use_vllm",
 )  # fmt: skip
+GLANCE = 32  # held-out prompts that are looked at while training; step `evaluate` takes more
 TOLD = {
     "reward": "reward", "reward_std": "reward_std", "kl": "kl", "entropy": "entropy", "completions/mean_length": "completion_tokens",
     "completions/clipped_ratio": "cut_off", "frac_reward_zero_std": "no_difference",
@@ -54,9 +55,12 @@ def main() -> None:
     rows = load(options.data, "train")
     if not rows:
         fail(f"{options.data} holds no prompt to train on")
+    held_out = load(options.data, "held_out")[:GLANCE]
+    options.eval_every *= bool(held_out)
     arguments = trl_common.arguments(
         config, options, num_generations=options.num_generations, max_completion_length=options.max_completion_length,
-        temperature=options.temperature, beta=options.beta, disable_dropout=True, **vllm(options),
+        temperature=options.temperature, beta=options.beta, disable_dropout=True,
+        per_device_eval_batch_size=options.num_generations, **vllm(options),
     )  # fmt: skip
     try:
         tokenizer = load_tokenizer(options.base, options.chat_template, end_token(options.data)["text"])
@@ -67,12 +71,13 @@ def main() -> None:
     from datasets import Dataset
 
     # Only a number goes along: a row's other columns may be anything, and are looked up where they are needed.
-    prompts = Dataset.from_list([{"prompt": row["prompt"], "row": number} for number, row in enumerate(rows)])
+    prompts = Dataset.from_list([{"prompt": row["prompt"], "row": number} for number, row in enumerate([*rows, *held_out])])
     trainer = kind(
         model=_policy(options, arguments.process_index == 0),
-        reward_funcs=[_told(reward, rows, lambda: trainer.keeper.telemetry) for reward in rewards],
+        reward_funcs=[_told(reward, [*rows, *held_out], lambda: trainer.keeper.telemetry) for reward in rewards],
         args=arguments,
-        train_dataset=prompts,
+        train_dataset=prompts.select(range(len(rows))),
+        eval_dataset=prompts.select(range(len(rows), len(prompts))) if options.eval_every else None,
         processing_class=tokenizer,
         peft_config=adapters.lora(options, "CAUSAL_LM"),
     )
@@ -136,14 +141,20 @@ class Drawn:
         prompts = arguments.generation_batch_size // self.num_generations  # type: ignore[attr-defined]
         return _Groups(len(self.train_dataset), arguments.seed, prompts, self.num_generations, arguments.steps_per_generation, arguments.max_steps)  # type: ignore[attr-defined]
 
+    def evaluate(self, *rest: Any, **more: Any) -> Any:
+        # Each look draws with the same numbers: between two of them the model is what differs.
+        self._part = self.args.process_index  # type: ignore[attr-defined]
+        return super().evaluate(*rest, **more)  # type: ignore[misc]
+
     def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> Any:
         if self.args.use_vllm:  # type: ignore[attr-defined]
             with self.keeper.telemetry.phase("generation"):  # type: ignore[attr-defined]
                 return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
-        arguments, step = self.args, self.state.global_step + 1  # type: ignore[attr-defined]
-        first = arguments.process_index * len(prompt_ids)
-        draws = table(first, len(prompt_ids), self.max_completion_length, "completion", arguments.seed, step)  # type: ignore[attr-defined]
-        model = self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        arguments, model = self.args, self.accelerator.unwrap_model(self.model)  # type: ignore[attr-defined]
+        part, what = arguments.process_index, ("completion", arguments.seed, self.state.global_step + 1)  # type: ignore[attr-defined]
+        if not model.training:
+            part, self._part, what = self._part, self._part + arguments.world_size, ("look", arguments.seed, 0)
+        draws = table(part * len(prompt_ids), len(prompt_ids), self.max_completion_length, *what)  # type: ignore[attr-defined]
         with self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature)):  # type: ignore[attr-defined]
             return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
 

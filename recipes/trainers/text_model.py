@@ -75,7 +75,7 @@ def in_four_bits(fresh: PreTrainedModel, base: Path, loads: Callable[..., PreTra
     """Drawn weights in 4 bits: they are quantised where they are read from files, by `loads`."""
     with tempfile.TemporaryDirectory() as folder:
         fresh.save_pretrained(folder)
-        found = loads(Path(folder), "pretrained", 0, precision, four_bits=True)
+        found = loads(Path(folder), "pretrained", 0, precision, four_bits=True, attention=fresh.config._attn_implementation)
     found.name_or_path = str(base)
     return found
 

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -120,7 +120,6 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         output_dir=str(unfinished),
         max_steps=options.max_steps,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
         gradient_accumulation_steps=share // micro,
         learning_rate=options.learning_rate,
         weight_decay=0.0,
@@ -145,7 +144,7 @@ def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -
         use_cpu=cpu,
         dataloader_pin_memory=not cpu,
         **sharding.arguments(options, world),
-        **more,
+        **{"per_device_eval_batch_size": micro, **more},
     )
     sharding.begin(made)
     return made
@@ -173,6 +172,7 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     found = [weight for _, weight in adapters.learned(trainer.model)]
     for weight in found:
         weight.data = weight.data.float()
+    adapters.noise(trainer.model, options)
     groups = [
         {"params": group.weights, "lr": options.learning_rate * group.times, "weight_decay": group.decay}
         for group in adapters.groups(trainer.model, options)
@@ -214,7 +214,7 @@ class Keeper(TrainerCallback):
         history: list[str],
     ) -> None:  # fmt: skip
         self._trainer, self._options, self._settings, self._ending, self._history = trainer, options, settings, ending, history
-        self._looks = [told["eval_loss"] for told in map(json.loads, history) if "eval_loss" in told]
+        self._looks = [_judged(told) for told in map(json.loads, history) if {"eval_loss", "eval_reward"} & set(told)]
         common = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm", "eval_loss": "eval_loss"}
         self._names = {**common, **names, **{f"eval_{name}": f"eval_{mine}" for name, mine in names.items()}}
         self._values: dict[str, float] = {}
@@ -251,6 +251,8 @@ class Keeper(TrainerCallback):
             return
         self._values |= {mine: logs[name] if isinstance(logs[name], int) else float(logs[name]) for name, mine in self._names.items() if name in logs}
         if "eval_loss" in logs:
+            if "eval_reward" in self._values:
+                del self._values["eval_loss"]  # of completions of its own, which says nothing
             return
         if not math.isfinite(loss := logs["loss"]):
             remedy = "a smaller learning_rate, more warmup_steps, or precision bf16 instead of fp16"
@@ -261,7 +263,7 @@ class Keeper(TrainerCallback):
             self._tell(args, state, control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        self._looks.append(float(self._values["eval_loss"]))
+        self._looks.append(_judged(self._values))
         if self._options.keep_best and self._since_best == 0:
             # Written over the last: the same training has the same files.
             save(self._trainer, self._options, self._options.checkpoints / f".{BEST}")
@@ -269,7 +271,8 @@ class Keeper(TrainerCallback):
             control.should_save = control.should_training_stop = True
         self._tell(args, state, control)
         if self.over:
-            say(f"step {state.global_step}: eval_loss has not fallen for {self._since_best} looks; the training is over")
+            better = "eval_reward has not risen" if self._names.get("eval_reward") else "eval_loss has not fallen"
+            say(f"step {state.global_step}: {better} for {self._since_best} looks; the training is over")
 
     @property
     def over(self) -> bool:
@@ -278,7 +281,7 @@ class Keeper(TrainerCallback):
 
     @property
     def _since_best(self) -> int:
-        """Looks since the lowest loss on held-out data."""
+        """Looks since the best one."""
         return len(self._looks) - 1 - self._looks.index(min(self._looks)) if self._looks else 0
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
@@ -314,6 +317,11 @@ class Keeper(TrainerCallback):
         self._phase.enter_context(self.telemetry.phase(phase))
 
 
+def _judged(told: Mapping[str, float]) -> float:
+    """What a look at held-out data came to, the lower the better: the loss, or of those who learn from rewards how little they got."""
+    return -float(told["eval_reward"]) if "eval_reward" in told else float(told["eval_loss"])
+
+
 def say(line: str) -> None:
     """One line of the log, by the first process."""
     if first():
@@ -331,11 +339,11 @@ def together() -> None:
         torch.distributed.barrier()
 
 
-def load(options: argparse.Namespace) -> PreTrainedModel:
-    """The language model to start from: in 32 bits where all of it is learned, else in the precision of the training, or in 4 bits for qlora."""
-    precision = "no" if options.method == "full" else options.precision
-    return load_base(options.base, options.init, options.seed, precision, four_bits=options.method == "qlora",
-                     attention=None if options.attention == "auto" else options.attention)  # fmt: skip
+def load(options: argparse.Namespace, loads: Callable[..., PreTrainedModel] = load_base, *, learned: bool = True) -> PreTrainedModel:
+    """The model to start from, by `loads`: in 32 bits where all of it is learned, else in the precision of the training, or in 4 bits for qlora."""
+    precision = "no" if learned and options.method == "full" else options.precision
+    return loads(options.base, options.init, options.seed, precision, four_bits=options.method == "qlora",
+                 attention=None if options.attention == "auto" else options.attention)  # fmt: skip
 
 
 def tokenizer_of(base: Path, model: PreTrainedModel) -> PreTrainedTokenizerBase:

@@ -61,10 +61,10 @@ def load(base: Path, tuned: Path, *, judge: bool) -> torch.nn.Module:
     return adapted
 
 
-def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False) -> PreTrainedModel:
+def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: bool = False, attention: str | None = None) -> PreTrainedModel:
     """The model with a head of one number, drawn from the seed where the folder holds none; with `init` random all of it is drawn.
 
-    With `four_bits` its linear layers lie in memory as NF4.
+    With `four_bits` its linear layers lie in memory as NF4.  `attention` is as for `load_base`.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.utils import logging as told
@@ -76,11 +76,13 @@ def load_judge(base: Path, init: str, seed: int, precision: str, *, four_bits: b
     draw("init", seed)
     if init == "random":
         config = AutoConfig.from_pretrained(base, local_files_only=True, num_labels=1)
-        fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        fresh: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation=attention
+        )
         return in_four_bits(fresh, base, load_judge, precision) if four_bits else fresh.to(DTYPES[precision])
     if not any(base.glob("*.safetensors")) and not any(base.glob("*.bin")):
         fail(f"{base} holds no weights (*.safetensors); init=random would train from random ones")
     model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-        base, dtype=DTYPES[precision], num_labels=1, local_files_only=True, **(nf4(precision) if four_bits else {})
+        base, dtype=DTYPES[precision], num_labels=1, local_files_only=True, attn_implementation=attention, **(nf4(precision) if four_bits else {})
     )
     return model

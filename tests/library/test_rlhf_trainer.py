@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.library import forks
+from tests.library.test_text_options import CALLBACK
 from tests.system.test_sft_trainer import launched, program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,7 @@ def training(prompts: Path, out: Path, *more: object, processes: int = 1) -> lis
         "rlhf_train.py", "--data", prompts, "--base", BASE, "--init", "random", "--method", "lora", "--rank", 8, "--algorithm", "rloo",
         "--rewards", '{"share": 1}', "--reward-pattern", "[aeiou]", "--num-generations", 4, "--max-completion-length", 8, "--beta", 0.001,
         "--global-batch", 16, "--micro-batch", 4, "--learning-rate", 0.01, "--max-steps", STEPS, "--save-every", 2, "--out", out / "learned",
+        "--schedule", "linear", "--floor", 0, "--decay-steps", 2 * STEPS, "--weight-decay", 0.1, "--eval-every", 2, "--keep-best",
         "--history", out / "history.jsonl", "--checkpoints", out / "checkpoints", "--tensorboard", out / "tensorboard", *more,
     )  # fmt: skip
     return launched(alone, processes) if processes > 1 else alone
@@ -60,7 +62,11 @@ def weights(out: Path) -> bytes:
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("rlhf") / "prompts"
-    done = run(program("rlhf_data.py", "--data", PROMPTS, "--base", BASE, "--out", out, "--max-prompt-length", 64, "--need", "answer"))
+    done = run(
+        program(
+            "rlhf_data.py", "--data", PROMPTS, "--base", BASE, "--out", out, "--max-prompt-length", 64, "--need", "answer", "--eval-fraction", 0.1
+        )
+    )
     assert done.returncode == 0, done.stderr
     return out
 
@@ -92,6 +98,35 @@ def test_a_killed_training_ends_in_the_same_bits(prompts: Path, trained: Path, t
     assert (tmp_path / "history.jsonl").read_bytes() == (trained / "history.jsonl").read_bytes()
 
 
+def test_held_out_prompts_are_judged_by_their_reward_and_the_rate_falls_as_asked(trained: Path) -> None:
+    told = history(trained)
+    assert [line["lr"] for line in told] == pytest.approx([0.01 * (1 - step / (2 * STEPS)) for step in range(1, STEPS + 1)])
+    assert [line["step"] for line in told if 0 < line.get("eval_reward", 0) < 1] == [2, 4]
+    assert not any("eval_loss" in line for line in told)
+
+
+@pytest.mark.proof
+def test_a_training_whose_reward_falls_is_over_and_its_best_model_comes_out_though_it_was_resumed(prompts: Path, tmp_path: Path) -> None:
+    """A rate that is far too high; with dropout, whose draws come back, and a callback of the user's."""
+    (tmp_path / "told.py").write_text(CALLBACK)
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = ["--dora", "--dropout", 0.3, "--attention", "eager", "--eval-every", 1, "--early-stopping", 2, "--callbacks", tmp_path / "told.py"]
+    harm = ["--learning-rate", 5, "--max-steps", 20, "--decay-steps", 0]
+    done = run(training(prompts, whole, *flags, *harm))
+    assert done.returncode == 0, done.stderr
+    told = history(whole)
+    best = max(told, key=lambda line: (line["eval_reward"], -line["step"]))
+    last = told[-1]["step"]
+    assert last == best["step"] + 2 and f"step {last}: eval_reward has not risen for 2 looks" in done.stdout
+    assert "mine: step 1\n" in done.stdout and json.loads((whole / "learned" / "adapter_config.json").read_text())["use_dora"]
+    found = sorted((whole / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    assert (found[-1] / "best" / "weights" / "adapter_model.safetensors").read_bytes() == weights(whole)
+    assert (found[-1] / "adapter_model.safetensors").read_bytes() != weights(whole)
+    done = run(training(prompts, resumed, *flags, *harm, "--resume", found[0]))
+    assert done.returncode == 0 and "resumed at step 2" in done.stdout, done.stderr
+    assert weights(resumed) == weights(whole) and history(resumed) == told
+
+
 def test_two_processes_draw_what_one_draws_and_resume_to_the_same_bits(prompts: Path, trained: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = run(training(prompts, whole, processes=2), RECIPE_WORLD_SIZE="2")
@@ -114,7 +149,22 @@ def test_grpo_learns_from_a_function_and_a_reward_model_together(prompts: Path, 
     function = tmp_path / "reward.py"
     function.write_text(FUNCTION)
     more = ["--reward-function", function, "--reward-model", BASE, "--reward-init", "random", "--rewards", '{"model": 0.5}', "--beta", 0.01]
-    batches = ["--max-steps", 15, "--global-batch", 32, "--num-generations", 8, "--micro-batch", 32, "--learning-rate", 0.02]
+    batches = [
+        "--max-steps",
+        15,
+        "--global-batch",
+        32,
+        "--num-generations",
+        8,
+        "--micro-batch",
+        32,
+        "--learning-rate",
+        0.02,
+        "--decay-steps",
+        0,
+        "--eval-every",
+        0,
+    ]
     done = run(training(prompts, tmp_path, *more, *batches, "--algorithm", "grpo", "--method", "full"))
     assert done.returncode == 0, done.stderr
     points = history(tmp_path)

@@ -114,6 +114,40 @@ def test_what_cannot_be_is_refused(flags: tuple[str, str], said: str, topics: Pa
     assert done.returncode == 1 and f"train: {said}" in done.stderr
 
 
+@pytest.mark.parametrize(("dropout", "neftune"), [(0.5, 0.0), (0.0, 50.0)])
+def test_noise_acts_where_gradients_are_taken_and_nowhere_else(dropout: float, neftune: float) -> None:
+    """In training mode, in which TRL has a model write and compares it with its base; and though TRL took the dropout away."""
+    import torch
+    from peft import get_peft_model
+    from transformers.integrations.neftune import activate_neftune
+    from trl.trainer.utils import disable_dropout_in_model
+
+    options = Namespace(method="lora", rank=4, alpha=8.0, rank_stabilized=False, dora=False, dropout=dropout, neftune=neftune)
+    with siblings():
+        adapters: Any = importlib.import_module("adapters")
+        text_model: Any = importlib.import_module("text_model")
+        base = text_model.load_base(BASE, "random", 0, "no")
+        model: Any = get_peft_model(base, adapters.lora(options, "CAUSAL_LM"))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight)
+        disable_dropout_in_model(model)
+        if neftune:
+            activate_neftune(model, neftune)
+        adapters.noise(model, options)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        still, plain = model.train()(ids).logits, model.eval()(ids).logits
+    noisy = model.train()(ids).logits
+    assert torch.equal(still, plain) and not torch.allclose(noisy, plain, atol=1e-3)
+
+
+def test_attention_is_what_was_asked_for() -> None:
+    with siblings():
+        loaders = importlib.import_module("text_model").load_base, importlib.import_module("tuned").load_judge
+        assert [loads(BASE, "random", 0, "no", attention="eager").config._attn_implementation for loads in loaders] == ["eager", "eager"]
+
+
 def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     with siblings():
         sharding: Any = importlib.import_module("sharding")
