@@ -89,7 +89,7 @@ class Prime:
             else:
                 found.append(offer)
         self.excluded = dict(left.most_common())
-        return sorted(found, key=lambda offer: (cloud.expected(offer), offer.id))
+        return sorted(found, key=lambda offer: (offer.hourly, offer.id))
 
     # --- leases
 

@@ -97,7 +97,7 @@ class Vastai:
                 else:
                     found.append(offer)
         self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
-        return sorted(found, key=lambda offer: (cloud.expected(offer), -(offer.reliability or 0.0), offer.id))
+        return sorted(found, key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}

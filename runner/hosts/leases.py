@@ -121,7 +121,7 @@ class Leases:
 
     def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
-        self.budget = Budget(ledger, run)
+        self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
         """The stack of the run, as the ledger calls it."""
         self.say: Callable[[str], None] = lambda _text: None
@@ -143,7 +143,7 @@ class Leases:
 
         `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
         """
-        if short := self.budget.pays(offer, shares):
+        if short := self.budget.pays(need, offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
         until = self.budget.until(offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)

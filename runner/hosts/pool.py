@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +40,7 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
-from .budget import LEAST, TERM
+from .budget import TERM
 from .client import Client
 from .connect import Connector, Reached, measure
 from .head import Heading
@@ -48,8 +48,8 @@ from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
 from .lease_upkeep import LeaseUpkeep
 from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
-from .needs import MOST_TAKEN, Spot, market_of, need_for
-from .offering import left_out
+from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for
+from .offering import cheapest, left_out
 from .sites import Site
 
 BOOTS = 3
@@ -91,6 +91,8 @@ class HostPool:
     """Contents that the first steps are given."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker of another machine had for this run."""
+    taking: Mapping[Need, Takes] = field(default_factory=dict)
+    """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
@@ -213,14 +215,16 @@ class HostPool:
                 return found
         return ()
 
-    async def offered(self, needs: Iterable[Need]) -> set[Need]:
-        """Those needs for which a machine is there or is offered.  Rents nothing.
+    async def offered(self, needs: Mapping[Need, Takes]) -> set[Need]:
+        """Those needs, with what their steps take, for which a machine is there or is offered.  Rents nothing.
 
         Raises DriverError, Invalid when the limit of the run does not pay for the cheapest, and Busy when a dead run may use the kept machine.
         """
         found = set()
         if self.leases is not None:
             self.leases.free()
+            self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
+            self.leases.budget.every = {need: takes.every for need, takes in self.taking.items() if takes.every is not None}
         for need in needs:
             driver = self._of().driver
             if self.inventory.machines(need):
@@ -229,7 +233,7 @@ class HostPool:
                 found.add(need)
                 if isinstance(driver, Accounted):
                     await driver.solvent()
-                if short := self._of().budget.pays(offers[0]):
+                if short := self._of().budget.pays(need, offers[0]):
                     raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             else:
                 self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
@@ -365,7 +369,7 @@ class HostPool:
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         budget = leases.budget
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
-        budget.limit, budget.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
+        budget.limit, budget.least, leases.say = self.limit, least_of(settings), self.say
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
         leases.keep_alive = self.keep_alive
         if self.stack:
@@ -374,7 +378,8 @@ class HostPool:
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        offers = await leases.offers(wish)
+        takes = self.taking.get(replace(wish.need, market="any"), Takes())
+        offers = cheapest(await leases.offers(wish), takes.hours, takes.home)
         if isinstance(leases.driver, Skipping):
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")

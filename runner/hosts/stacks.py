@@ -71,9 +71,9 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
     from drivers.base import Closing
 
-    from .budget import LEAST
     from .kept import KeptLeases
     from .leases import driver_of
+    from .needs import least_of
 
     if not stack.keep:
         raise CannotRun(f"the stack {stack.name} keeps no machine: each run rents its own", fix='add keep = "stopped" to it')
@@ -82,7 +82,7 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     with Ledger.open(of_user(ws.environ)) as ledger:
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
-        leases.budget.least = float(ws.config.driver(stack.driver).get("least", LEAST))
+        leases.budget.least = least_of(ws.config.driver(stack.driver))
         leases.of(stack)
         try:
             yield leases

@@ -284,6 +284,21 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     assert alive(tmp_path) == 1
 
 
+def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit = 1.2 * 0.5  # half an hour, less two minutes
+        leases.budget.every = {replace(NEED, market="any"): 391.0}
+        with pytest.raises(CannotRun, match=r"at least 1682 s \(900 s to come up, and 2 checkpoints, 391 s apart\), \$0.56"):
+            await rented(leases)
+        assert provider(tmp_path) == [] and states(leases) == []
+        leases.budget.least = 300.0  # what a setting says holds
+        assert await rented(leases) is not None
+        leases.budget.least, leases.budget.limit, leases.budget.every = None, 1.2, {replace(NEED, market="any"): 389.0}
+        assert not leases.budget.pays(NEED, (await leases.offers(Wish(NEED)))[0])
+
+    on(tmp_path, act)
+
+
 def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(leases: Leases) -> None:
         async def lost(_lease: Lease) -> None:

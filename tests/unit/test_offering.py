@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drivers.base import Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
 from drivers.machine import Facts, less
-from runner.hosts.offering import Shelf, to_confirm
+from runner.hosts.offering import UNSAID, Shelf, cheapest, to_confirm
+from runner.interface.cli.offers import as_json, chosen, lines
 from runner.storage.workspace import Workspace
 
 CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)
@@ -80,6 +83,27 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
     (tmp_path / "recipe.toml").write_text("[drivers.vastai]\nconfirm = 1\n")
     with Workspace.open(tmp_path) as ws:
         assert to_confirm(ws, shelves[:1], None) == 1.5
+
+
+def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
+    far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
+    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 5 * 10**9)] == ["1", "far"]
+    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 10**9)] == ["far", "1"], "0.90 and 1.00"
+    assert cheapest([far, OFFER], 2.0, None) == [far, OFFER] == cheapest([far, OFFER], None, 5 * 10**9), "the driver's order"
+    shelf = Shelf("vastai", Wish(hours=2.0, home=5 * 10**9), [far])
+    _, head, row = lines("train", shelf, 5)
+    assert shelf.total == 1.3 and head.split().count("egress") == 1 and row.split()[-5:-3] == ["0.50", "1.30"]
+    assert "2.0 h, $1.30 with $0.50 of egress" in chosen({"train": shelf})[0]
+    told: Any = as_json("train", shelf)
+    assert told["bytes_home"] == 5 * 10**9 and told["offers"][0]["usd_of_egress"] == 0.5 and told["offers"][0]["usd"] == 1.3
+
+
+def test_a_total_without_egress_says_so() -> None:
+    charges = replace(OFFER, egress_price=0.1)
+    shelf = Shelf("vastai", Wish(hours=2.0), [charges])
+    assert shelf.total == 1.0 and UNSAID in lines("train", shelf, 5) and UNSAID in chosen({"train": shelf})[1]
+    assert lines("train", shelf, 5)[2].split()[-5:-3] == ["?", "1.00"]
+    assert UNSAID not in lines("train", Shelf("vastai", Wish(hours=2.0), [OFFER]), 5), "nothing is charged"
 
 
 def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(tmp_path: Path) -> None:
