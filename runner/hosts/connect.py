@@ -20,6 +20,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
+from .resting import LACKS
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ async def measure(offer: Offer, need: Need, host: Host) -> None:
     """Raises HostLost when a machine has less than was promised."""
     told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
     if short := machine.less(offer.resources, need, told):
-        raise HostLost(short)
+        raise HostLost(f"{LACKS}: {short}")
 
 
 async def same_packages(sites: Iterable[Site]) -> None:

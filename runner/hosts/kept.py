@@ -91,9 +91,9 @@ class KeptLeases(Leases):
         self.heard("", use)
         try:
             made = await self.order(machine, until)
-        except DriverError as error:
-            if self.ledger.row(key).state == "GONE":
-                self._move(use, "GONE", reason=str(error))
+        except DriverError:
+            if (refused := self.ledger.row(key)).state == "GONE":
+                self._move(use, "GONE", reason=refused.reason)
             raise
         if made is None:
             self._move(use, "GONE", reason=self.ledger.row(key).reason)

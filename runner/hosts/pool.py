@@ -50,6 +50,7 @@ from .lease_upkeep import LeaseUpkeep
 from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
 from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for
 from .offering import cheapest, left_out
+from .resting import RESTS, resting
 from .sites import Site
 
 BOOTS = 3
@@ -229,7 +230,9 @@ class HostPool:
             driver = self._of().driver
             if self.inventory.machines(need):
                 found.add(need)
-            elif offers := await self._offers(Wish(need, filters=self.where)):
+                continue
+            await self._of().denied()
+            if offers := await self._offers(Wish(need, filters=self.where)):
                 found.add(need)
                 if isinstance(driver, Accounted):
                     await driver.solvent()
@@ -247,11 +250,12 @@ class HostPool:
         tried: list[str] = []
         asked: set[str] = set()
         last = ""
+        await self._of().denied()
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
             offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
-            resting = self._of().resting()
-            offer = min(offers, key=lambda offer: offer.id in resting, default=None)
+            now = time.time()
+            offer = min(offers, key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has, default=None)
             if offer is None:
                 break
             asked.add(offer.id)
@@ -371,7 +375,7 @@ class HostPool:
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
         budget.limit, budget.least, leases.say = self.limit, least_of(settings), self.say
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
-        leases.keep_alive = self.keep_alive
+        leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
             leases.of(self.ws.config.stacks[self.stack])
         return leases

@@ -103,9 +103,9 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
 
     Raises Infrastructure when it cannot be had, Busy when a run has it, CannotRun, DriverError.
     """
-    from drivers import machine as facts
     from drivers.base import HostLost, Need, Wish
 
+    from .connect import measure
     from .leases import need_of, offer_of
 
     leases.free()
@@ -116,9 +116,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             continue
         try:
             row, hosts = await leases.up(row)
-            said = facts.facts(b"".join([data async for data in hosts[0].call(facts.question(".", facts.SMI))]))
-            if short := facts.less(offer_of(row).resources, need_of(row), said):
-                raise HostLost(short)
+            await measure(offer_of(row), need_of(row), hosts[0])
             leases.measured(row)
             return row
         except HostLost as error:
