@@ -80,6 +80,7 @@ class Traits(NamedTuple):
     prices: str = ""  # what prices are, in words, where they are not asked of the provider
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
     images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
+    image: str = ""  # what a machine runs where no other image is ordered
     allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 

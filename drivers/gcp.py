@@ -71,7 +71,7 @@ class Gcp:
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
         self._filters = _regions(Filters().given(filters))
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
         self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was

@@ -73,7 +73,7 @@ class Vastai:
         self._image, self._bid = image, float(bid)
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll, self._attach)
         self._attached: set[str] = set()
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered

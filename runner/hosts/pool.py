@@ -441,7 +441,8 @@ class HostPool:
                 rows = [row for row, _ in leased]
                 hosts = leased[0][1]
                 if self.priced:
-                    await measure(offer, need_of(rows[0]), hosts[0])
+                    cuda = self.where.get("cuda") or str(self._of().settings.get("cuda", ""))
+                    await measure(offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda)
                     self._of().measured(rows[0])
                 traits = self._of().driver.traits
                 lease = lease_of(rows[0])

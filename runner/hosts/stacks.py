@@ -82,7 +82,8 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     with Ledger.open(of_user(ws.environ)) as ledger:
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
-        leases.budget.least = least_of(ws.config.driver(stack.driver))
+        leases.settings = ws.config.driver(stack.driver)
+        leases.budget.least = least_of(leases.settings)
         leases.of(stack)
         try:
             yield leases
@@ -116,7 +117,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             continue
         try:
             row, hosts = await leases.up(row)
-            await measure(offer_of(row), need_of(row), hosts[0])
+            await measure(offer_of(row), need_of(row), hosts[0], leases.driver.traits.image, str(leases.settings.get("cuda", "")))
             leases.measured(row)
             return row
         except HostLost as error:

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
-from drivers.machine import Facts, less
+from drivers.machine import Facts, cuda, less
 from runner.hosts.offering import UNSAID, Shelf, cheapest, to_confirm
 from runner.interface.cli.offers import as_json, chosen, lines
 from runner.storage.workspace import Workspace
@@ -72,6 +72,32 @@ CARDS = ["RTX 4090, 24564"] * 2
 )
 def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: str) -> None:
     assert less(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime", (13, 0)),
+        ("nvidia/cuda:12.4.1-devel-ubuntu22.04", (12, 4)),
+        ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", (12, 8)),
+        ("projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580", (12, 9)),
+        ("cuda_12_6_pytorch_2_7", (12, 6)),
+        ("ubuntu_22_cuda_12", (12, 0)),
+        ("nvidia/cuda", None),
+        ("acu1234/tool:latest", None),
+        ("", None),
+    ],
+)
+def test_the_name_of_an_image_says_which_cuda_it_needs(image: str, version: tuple[int, int] | None) -> None:
+    assert cuda(image) == version
+
+
+def test_a_driver_that_is_older_than_the_cuda_of_the_image_is_named() -> None:
+    told, image = {"smi": ["yes"], "gpu": CARDS, "cuda": ["12.2"]}, "nvidia/cuda:12.10.0-base"
+    assert less(CARD, Need(), told, image) == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
+    assert less(CARD, Need(), told, "python:3.11", "12.4").endswith("the setting `cuda` says 12.4"), "the name of the image says nothing"
+    assert less(CARD, Need(), told, "python:3.11") == less(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4") == ""
+    assert less(CARD, Need(), {**told, "cuda": ["12.10"]}, image) == less(CARD, Need(), {**told, "cuda": []}, image) == less(CARD, Need(), told) == ""
 
 
 def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(tmp_path: Path) -> None:
