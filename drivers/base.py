@@ -32,6 +32,10 @@ class Resources:
     disk: int | None = None
 
 
+TAKEN_AWAY = 0.05
+"""How often an hour a spot machine is taken away, unless said."""
+LOST = 0.5
+"""Hours that each time costs: since the last checkpoint, and until the next machine is up."""
 Market: TypeAlias = Literal["on-demand", "spot"]
 """How a machine is sold: `spot` is cheaper and may be taken away again."""
 
@@ -54,6 +58,7 @@ class Wish(NamedTuple):
     need: Need = Need()
     disk: int | None = None  # bytes that will be rented with the machine
     hours: float | None = None  # for how long it is wanted, as far as that is known
+    home: int | None = None  # bytes that will be brought here from it, as far as that is known
     filters: Mapping[str, str] = {}
     keep: bool = False  # as of `Order`: the price is that of a machine that is kept
     together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
@@ -75,6 +80,7 @@ class Traits(NamedTuple):
     prices: str = ""  # what prices are, in words, where they are not asked of the provider
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
     images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
+    image: str = ""  # what a machine runs where no other image is ordered
     allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 
@@ -95,6 +101,11 @@ class Offer:
     egress_price: float = 0.0  # US dollars for a GB that leaves it
     longest: float | None = None  # hours after which it is taken away; None: no limit that we know
     fetched: float = 0.0  # seconds since the epoch: when the price was asked
+
+    @property
+    def hourly(self) -> float:
+        """US dollars for an hour of progress: on a spot machine some hours are lost."""
+        return self.price * (1 + TAKEN_AWAY * LOST) if self.market == "spot" else self.price
 
 
 class Order(NamedTuple):

@@ -233,17 +233,6 @@ async def harmless(asking: Awaitable[_T]) -> _T:
         raise Unreachable(str(error)) from error
 
 
-TAKEN_AWAY: Final = 0.05
-"""How often an hour a spot machine is taken away, unless said."""
-LOST: Final = 0.5
-"""Hours that each time costs: since the last checkpoint, and until the next machine is up."""
-
-
-def expected(offer: Offer) -> float:
-    """US dollars for an hour of progress: on a spot machine some hours are lost."""
-    return offer.price * (1 + TAKEN_AWAY * LOST) if offer.market == "spot" else offer.price
-
-
 def meant(word: str, known: Sequence[str]) -> str:
     """What follows a word that is not known: the nearest that is, or all of them."""
     near = get_close_matches(word, known, n=1)

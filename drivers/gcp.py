@@ -71,7 +71,7 @@ class Gcp:
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
         self._filters = _regions(Filters().given(filters))
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
         self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
@@ -102,7 +102,7 @@ class Gcp:
         if fit and not found:
             raise Denied(f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}")
         now = time.monotonic()
-        return sorted(found, key=lambda offer: (now - self._empty.get(offer.id, -RESTS) < RESTS, cloud.expected(offer), offer.id))
+        return sorted(found, key=lambda offer: (now - self._empty.get(offer.id, -RESTS) < RESTS, offer.hourly, offer.id))
 
     def _listed(self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int) -> list[Offer]:
         found = []
@@ -158,7 +158,7 @@ class Gcp:
         fit = [offer for offer in listed if not cloud.excluded(offer, about, wish, self._filters)]
         if not fit:
             raise Rejected(f"no machine of the list of {gcp_prices.DATE} in {zone} is what the stack asks for")
-        offer = min(fit, key=lambda each: (cloud.expected(each), each.id))
+        offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
         return gcp_pulumi.program(gcp_pulumi.Machine(

@@ -5,6 +5,7 @@ The answer is lines of `name=value` (a name may come several times), so that a t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,8 +41,9 @@ echo "now=$(date +%s)"
 Facts = Mapping[str, Sequence[str]]
 
 
-SMI = "command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes"
-"""More of a question: whether a machine can say which GPUs it has."""
+SMI = r"""command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes
+nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'"""
+"""More of a question: whether a machine can say which GPUs it has, and the newest CUDA that its driver runs."""
 
 
 def question(root: str, more: str = "") -> Argv:
@@ -94,11 +96,23 @@ def enough(have: Resources, wish: Wish) -> bool:
     return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
 
 
-def less(sold: Resources, need: Need, told: Facts) -> str:
-    """What a machine lacks of the GPUs that were sold, or of the memory and disk that are needed; empty when nothing.
+def cuda(image: str) -> tuple[int, int] | None:
+    """The CUDA version that the name of an image says: 12.4 of `nvidia/cuda:12.4.1-base`, 12.8 of `cu1281`; None where it says none."""
+    if found := re.search(r"cuda[-_:]?(\d{1,2})(?:[._](\d{1,2}))?(?!\d)", image):
+        return int(found[1]), int(found[2] or 0)
+    found = re.search(r"(?<![a-z])cu(\d\d)(\d)", image)
+    return (int(found[1]), int(found[2])) if found else None
 
-    What cannot be measured counts as there.
+
+def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str = "") -> str:
+    """What a machine lacks of the GPUs that were sold, of the memory and disk that are needed, or of its image's CUDA; empty when nothing.
+
+    What cannot be measured counts as there.  `least`: the CUDA version that counts where the name of the image says none.
     """
+    needs, runs = cuda(image) or cuda(f"cuda{least}"), cuda(f"cuda{next(iter(told.get('cuda', ())), '')}")
+    if needs and runs and runs < needs:
+        who = f"{image} needs" if cuda(image) else "the setting `cuda` says"
+        return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"
     have = resources(told)
     tests = (
         ("GPUs", sold.gpus if "smi" in told else None, have.gpus, 1.0, 1.0),

@@ -62,7 +62,7 @@ class Prime:
         self._data, self._image, self._first_use = {"python": python}, image, first_use
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll)
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
         self.excluded: Mapping[str, int] = {}
@@ -89,7 +89,7 @@ class Prime:
             else:
                 found.append(offer)
         self.excluded = dict(left.most_common())
-        return sorted(found, key=lambda offer: (cloud.expected(offer), offer.id))
+        return sorted(found, key=lambda offer: (offer.hourly, offer.id))
 
     # --- leases
 

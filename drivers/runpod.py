@@ -86,7 +86,7 @@ class Runpod:
         self._data, self._image = {"python": python}, image
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll)
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
         self.excluded: Mapping[str, int] = {}

@@ -73,7 +73,7 @@ class Vastai:
         self._image, self._bid = image, float(bid)
         self._filters = Filters().given(filters)
         self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles))
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
         self._logins = Logins(self._installation, self._alive, self.traits.poll, self._attach)
         self._attached: set[str] = set()
         self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
@@ -97,7 +97,7 @@ class Vastai:
                 else:
                     found.append(offer)
         self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
-        return sorted(found, key=lambda offer: (cloud.expected(offer), -(offer.reliability or 0.0), offer.id))
+        return sorted(found, key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ..errors import CannotRun, Infrastructure, Invalid, Problem, did_you_mean
 from ..paths import shipped
 from ..planning.judge import RESTORE
-from ..planning.step import ResourceSpec, StepSpec
+from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
 from ..secrets import tokenlike
 from ..storage.workspace import Workspace
 from ..survey.env_files import EnvFiles
@@ -19,7 +19,9 @@ from .terms import Listener, Settings
 if TYPE_CHECKING:
     from drivers.base import Need, Wish
 
+    from ..hosts.needs import Takes
     from ..hosts.pool import HostPool
+    from ..storage.index import Made
 
 SPARE: Final = 600.0
 """Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
@@ -97,13 +99,55 @@ def _may_train(spec: StepSpec) -> bool:
     return spec.select is None and bool(spec.accelerate or spec.state or spec.resources.gpus or "train" in spec.step or "merge" in spec.step)
 
 
-def sent(found: Survey, host_pool: HostPool) -> list[StepSpec]:
-    """What runs elsewhere than on this machine."""
+def sent(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
+    """What runs elsewhere than on this machine, by node."""
     from ..planning.plan import LOCAL
 
     nodes, specs = found.plan.nodes, found.plan.specs()
-    there = [specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None]
-    return [spec for spec in there if not host_pool.stays(spec)]
+    there = {n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None}
+    return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
+
+
+def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
+    """What has to be rented, and for which nodes."""
+    by_need: dict[Need, list[int]] = {}
+    for n, spec in sent(found, host_pool).items():
+        by_need.setdefault(host_pool.need(spec), []).append(n)
+    return by_need
+
+
+def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
+    """What the steps of each need take together, by estimates and earlier runs: all is unknown where that of one step is."""
+    from ..advice import estimates
+    from ..hosts.needs import Takes
+
+    nodes, specs = found.plan.nodes, found.plan.specs()
+    ids = [nodes[n].id for steps in by_need.values() for n in steps]
+    estimated = estimates.of_plan(ws, found.plan, found.todo)
+    earlier, made = ws.store.index.expected(found.plan.recipe, ids), ws.store.index.made(found.plan.recipe, ids)
+    answer = {}
+    for need, steps in by_need.items():
+        seconds, sizes = [], []
+        for n in steps:
+            between = estimated[n].seconds if n in estimated else None
+            seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
+            sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id)))
+        hours, home = _sum(seconds), _sum(sizes)
+        every = max((state.every for n in steps for state in specs[n].state if state.every is not None), default=None)
+        answer[need] = Takes(None if hours is None else hours / 3600, None if home is None else int(home), every)
+    return answer
+
+
+def _comes_home(ws: Workspace, found: Survey, n: int, made: Sequence[Made] | None) -> int | None:
+    """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here."""
+    staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
+    contents = [each.content for each in made if each.name not in staying] if made is not None else None
+    return None if contents is None or not all(map(ws.objects.has, contents)) else sum(map(ws.objects.size, contents))
+
+
+def _sum(amounts: Sequence[float | None]) -> float | None:
+    known = [each for each in amounts if each is not None]
+    return sum(known) if len(known) == len(amounts) else None
 
 
 def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, list[str]]:
@@ -118,7 +162,7 @@ def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     wanted = ws.config.driver(host_pool.name).get("secrets", "send")
     if wanted not in ("send", "deny"):
         raise Invalid([Problem("driver-setting", f'secrets = "{wanted}" is not known', fix='write secrets = "send" or "deny"')])
-    if wanted == "deny" and (told := sends(sent(found, host_pool), ws.environ)):
+    if wanted == "deny" and (told := sends([*sent(found, host_pool).values()], ws.environ)):
         words = "; ".join(f"{step} would take {', '.join(names)} there" for step, names in told.items())
         fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{host_pool.name}]"
         raise Invalid([Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)])

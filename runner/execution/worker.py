@@ -33,7 +33,7 @@ from ..survey.survey import Survey
 from . import loop, takeover, uploading
 from .commit import GroupCommit
 from .loop import Report
-from .refusals import at_once, demand, fits, secrets_stay, sent
+from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
@@ -115,8 +115,8 @@ def _work(
                 await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
             if host_pool.priced:
                 secrets_stay(ws, found, host_pool)
-            needs = {host_pool.need(spec) for spec in sent(found, host_pool)} if host_pool.priced else set()
-            fits(ws, found, host_pool, settings, await host_pool.offered(needs))
+            needs = needed(found, host_pool) if host_pool.priced else {}
+            fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
             if found.request.current_python:
                 await same_packages([*host_pool.head.sites, *host_pool.sites])
             jobs = settings.jobs or at_once(found, host_pool)

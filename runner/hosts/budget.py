@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from drivers.base import Offer
+from drivers.base import Need, Offer
 
 from ..storage.ledger import LeaseRow, Ledger
 from .money import affordable, committed
@@ -17,7 +18,9 @@ TERM: Final = timedelta(days=1)
 """For which a lease is asked where the setting `term` does not say, and asked again every `leases.RENEW`: how long it stays when a worker and its
 workspace are gone for good."""
 LEAST: Final = 300.0
-"""Seconds that the money that is left must pay for, else a machine is not worth its coming up."""
+"""Seconds that the money that is left must pay for, else a machine is not worth its coming up: where no step says how often it saves."""
+INTERVALS: Final = 2
+"""Checkpoints that must be paid for after a machine came up, where steps say how often they save."""
 DAY: Final = 86_400.0
 """Seconds that `cost_per_day` is about."""
 
@@ -25,13 +28,16 @@ DAY: Final = 86_400.0
 class Budget:
     """Of one run."""
 
-    def __init__(self, ledger: Ledger, run: str) -> None:
-        self._ledger, self._run = ledger, run
+    def __init__(self, ledger: Ledger, run: str, comes_up: float = 0.0) -> None:
+        self._ledger, self._run, self._comes_up = ledger, run, comes_up
         self.limit: float | None = None
         """US dollars that the whole run may cost."""
         self.limits: Mapping[str, float] = {}
         """`[limits]` of the settings: over all runs of this user."""
-        self.least = LEAST
+        self.least: float | None = None
+        """Seconds that must be paid for, whatever steps say."""
+        self.every: Mapping[Need, float] = {}
+        """Seconds between two checkpoints of the steps of a need on any market, where they say so."""
         self.term = TERM
         """For which a lease is asked."""
 
@@ -72,17 +78,21 @@ class Budget:
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
         return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
 
-    def pays(self, offer: Offer, shares: int = 1) -> str:
+    def pays(self, need: Need, offer: Offer, shares: int = 1) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""
         if offer.price > (most := self.limits.get("price", math.inf)):
             return f"the cheapest machine that fits costs ${offer.price:.2f} an hour, and `[limits] price` is ${most:.2f}"
         left = self.left()
         seconds = (self.until(offer.price, left, shares) - _clock()).total_seconds()
-        if seconds >= self.least:
+        every = self.every.get(replace(need, market="any")) if self.least is None else None
+        least = (self.least or LEAST) if every is None else self._comes_up + INTERVALS * every
+        if seconds >= least:
             return ""
         left, seconds = max(0.0, left) / shares, max(0.0, seconds)
         which = "limits.cost" if self._of_run("") <= self._of_day("") else "[limits] cost_per_day"
-        return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour"
+        parts = f" ({self._comes_up:.0f} s to come up, and {INTERVALS} checkpoints, {every:.0f} s apart)" if every is not None else ""
+        wanted = f"it takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
+        return f"${left:.4g} is left for it of `{which}`, which pays for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
 
 
 def _clock() -> datetime:

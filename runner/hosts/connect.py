@@ -20,6 +20,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
+from .resting import LACKS
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -179,11 +180,14 @@ class Connector:
         return self._ws.objects.manifests.entries(Content(content)) if self._ws.objects.has(Content(content)) else None
 
 
-async def measure(offer: Offer, need: Need, host: Host) -> None:
-    """Raises HostLost when a machine has less than was promised."""
+async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
+    """Raises HostLost when a machine has less than was promised, or its driver does not run the CUDA of its image.
+
+    `image`: its name where none is ordered.  `cuda`: the version where the name says none.
+    """
     told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
-    if short := machine.less(offer.resources, need, told):
-        raise HostLost(short)
+    if short := machine.less(offer.resources, need, told, need.image or image, cuda):
+        raise HostLost(f"{LACKS}: {short}")
 
 
 async def same_packages(sites: Iterable[Site]) -> None:

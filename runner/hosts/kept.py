@@ -71,7 +71,7 @@ class KeptLeases(Leases):
         """Rent what was offered, or have the kept machine run.  Raises as Leases.ask, and Busy when a dead run's step may be on it."""
         if self.keeping is None:
             return await super().ask(need, offer, shares)
-        if short := self.budget.pays(offer, shares):
+        if short := self.budget.pays(need, offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
         until = self.budget.until(offer.price, self.budget.left(), shares)
         use = self.intent(need, offer, until)
@@ -91,9 +91,9 @@ class KeptLeases(Leases):
         self.heard("", use)
         try:
             made = await self.order(machine, until)
-        except DriverError as error:
-            if self.ledger.row(key).state == "GONE":
-                self._move(use, "GONE", reason=str(error))
+        except DriverError:
+            if (refused := self.ledger.row(key)).state == "GONE":
+                self._move(use, "GONE", reason=refused.reason)
             raise
         if made is None:
             self._move(use, "GONE", reason=self.ledger.row(key).reason)

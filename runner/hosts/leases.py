@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from drivers import load
 from drivers.base import (
+    Accounted,
     Charging,
     Denied,
     Driver,
@@ -50,16 +51,13 @@ from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
 from .money import committed
+from .resting import RESTS, denial, denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
 """Seconds after which a lease is asked for another term."""
-TAKEN: Final = 600.0
-"""Seconds for which an offer that could not be had is tried last."""
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
-FAILED: Final = 3600.0
-"""The same for one whose machine did not come up."""
 SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
@@ -121,10 +119,12 @@ class Leases:
 
     def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
         self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
-        self.budget = Budget(ledger, run)
+        self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
         """The stack of the run, as the ledger calls it."""
         self.say: Callable[[str], None] = lambda _text: None
+        self.settings: Mapping[str, object] = {}
+        """Of the driver: when they change, a provider that denied an order is asked again."""
         self._waits = ""
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
@@ -143,7 +143,7 @@ class Leases:
 
         `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
         """
-        if short := self.budget.pays(offer, shares):
+        if short := self.budget.pays(need, offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
         until = self.budget.until(offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)
@@ -167,7 +167,8 @@ class Leases:
             lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
-                self._move(row, "GONE", reason=str(error))
+                why = denial(self.settings, await _account(self.driver), str(error)) if isinstance(error, Denied) else str(error)
+                self._move(row, "GONE", reason=why)
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
             if isinstance(error, NoCapacity):
@@ -292,11 +293,12 @@ class Leases:
                 left.append(row)
         return left
 
-    def resting(self) -> set[str]:
-        """The offers that failed not long ago, by the ledger: what was taken by another rests shortly, what did not come up longer."""
-        now = time.time()
-        rows = [row for row in self.ledger.since(now - FAILED) if row.driver == self.name and row.state == "GONE" and row.up is None]
-        return {str(row.offer.get("id", "")) for row in rows if now - (row.gone or now) < (FAILED if row.lease else TAKEN)}
+    async def denied(self) -> None:
+        """Raises Denied while the provider rests that refused the last order to this account with these settings."""
+        row = self.ledger.last(self.name)
+        if row is not None and denied(row, time.time()) and row.reason.startswith(begins := denial(self.settings, await _account(self.driver), "")):
+            again = f"it is asked again with other settings of [drivers.{self.name}], or in {RESTS['denied'] / 60:g} minutes"
+            raise Denied(f"{row.reason.removeprefix(begins)} ({again})")
 
     def taken_away(self) -> int:
         """How many spot machines the provider took away from this run, whichever worker had them."""
@@ -371,6 +373,13 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries))
+
+
+async def _account(driver: Driver) -> Sequence[tuple[str, str]]:
+    """What a provider says of the account now, where it can be asked."""
+    with suppress(DriverError):
+        return await driver.account() if isinstance(driver, Accounted) else ()
+    return ()
 
 
 def plain(value: Need | Offer | Lease) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from drivers import machine
 from drivers.base import Market, Need, Offer, Wish
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 AnyMarket: TypeAlias = Market | Literal["any"]
 MOST_TAKEN: Final = 3
 """Spot machines that are taken away from a run before it rents on demand."""
+
+
+class Takes(NamedTuple):
+    """What steps of one need take together, as far as that is known."""
+
+    hours: float | None = None
+    home: int | None = None
+    """Bytes of outputs that are brought here."""
+    every: float | None = None
+    """Seconds between two checkpoints, the most of any step that says so."""
 
 
 class Spot:
@@ -62,6 +72,11 @@ def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     if found is None:
         raise CannotRun(f'the market "{settings["market"]}" is not known', fix=f"write market = one of {', '.join(map(str, known))}")
     return found
+
+
+def least_of(settings: Mapping[str, Any]) -> float | None:
+    """Seconds of a machine that the money must pay for, where the settings of its driver say so."""
+    return float(settings["least"]) if "least" in settings else None
 
 
 def covers(offer: Offer, need: Need) -> bool:

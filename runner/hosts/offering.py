@@ -23,6 +23,7 @@ ENDS: Final = {
     "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
     "nothing": "nothing ends it when this program is dead",
 }
+UNSAID: Final = "totals are without egress: what would be brought home is not known before the first run"
 VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 
 
@@ -38,18 +39,40 @@ class Shelf(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """US dollars for the first offer, as long as it is wanted; None where that is not known."""
-        return None if self.wish.hours is None or not self.offers else self.offers[0].price * self.wish.hours
+        """US dollars for the first offer, as `total` has it; None where that is not known."""
+        return total(self.offers[0], self.wish) if self.offers else None
+
+    def unsaid(self) -> str:
+        """That totals lack what egress costs, where some offer charges for it and its size is not known; empty otherwise."""
+        lacks = self.wish.hours is not None and self.wish.home is None and any(offer.egress_price for offer in self.offers)
+        return UNSAID if lacks else ""
 
     def left_out(self) -> str:
         """What was left out and why, by count; empty when nothing was."""
         return left_out(self.excluded)
 
 
+def egress(offer: Offer, home: int | None) -> float:
+    """US dollars for so many bytes that leave a machine; 0 where their number is not known."""
+    return offer.egress_price * (home or 0) / 1e9
+
+
+def total(offer: Offer, wish: Wish) -> float | None:
+    """US dollars for a machine as long as it is wanted, and for what is brought home from it; None where the time is not known."""
+    return None if wish.hours is None else offer.price * wish.hours + egress(offer, wish.home)
+
+
+def cheapest(offers: Sequence[Offer], hours: float | None, home: int | None) -> Sequence[Offer]:
+    """The same by their totals: in the driver's order where the time or the size is not known, or egress costs the same everywhere."""
+    if hours is None or not home or len({offer.egress_price for offer in offers}) < 2:
+        return offers
+    return sorted(offers, key=lambda offer: offer.hourly * hours + egress(offer, home))
+
+
 def left_out(excluded: Mapping[str, int]) -> str:
     """Why offers were left out, by count; empty when none was."""
-    total = sum(excluded.values())
-    return f"{total} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if total else ""
+    count = sum(excluded.values())
+    return f"{count} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if count else ""
 
 
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
@@ -81,7 +104,7 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
     for name, driver in drivers.items():
         for wish in wishes:
             try:
-                offers = await retry_async(partial(driver.offers, wish), patient(SOON))
+                offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish.hours, wish.home)
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
                 image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
                 ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices, image) if words)
@@ -99,7 +122,7 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
 
 def to_confirm(ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1) -> float | None:
     """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking."""
-    total = sum(shelf.total or 0.0 for shelf in found) * machines
-    total = total if limit is None else min(total, limit)
+    usd = sum(shelf.total or 0.0 for shelf in found) * machines
+    usd = usd if limit is None else min(usd, limit)
     most = min((float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found), default=CONFIRM)
-    return total if total > most else None
+    return usd if usd > most else None

@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +40,7 @@ from ..storage.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
-from .budget import LEAST, TERM
+from .budget import TERM
 from .client import Client
 from .connect import Connector, Reached, measure
 from .head import Heading
@@ -48,8 +48,9 @@ from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
 from .lease_upkeep import LeaseUpkeep
 from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
-from .needs import MOST_TAKEN, Spot, market_of, need_for
-from .offering import left_out
+from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for
+from .offering import cheapest, left_out
+from .resting import RESTS, resting
 from .sites import Site
 
 BOOTS = 3
@@ -91,6 +92,8 @@ class HostPool:
     """Contents that the first steps are given."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker of another machine had for this run."""
+    taking: Mapping[Need, Takes] = field(default_factory=dict)
+    """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
     here: Site = field(init=False)
@@ -213,23 +216,27 @@ class HostPool:
                 return found
         return ()
 
-    async def offered(self, needs: Iterable[Need]) -> set[Need]:
-        """Those needs for which a machine is there or is offered.  Rents nothing.
+    async def offered(self, needs: Mapping[Need, Takes]) -> set[Need]:
+        """Those needs, with what their steps take, for which a machine is there or is offered.  Rents nothing.
 
         Raises DriverError, Invalid when the limit of the run does not pay for the cheapest, and Busy when a dead run may use the kept machine.
         """
         found = set()
         if self.leases is not None:
             self.leases.free()
+            self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
+            self.leases.budget.every = {need: takes.every for need, takes in self.taking.items() if takes.every is not None}
         for need in needs:
             driver = self._of().driver
             if self.inventory.machines(need):
                 found.add(need)
-            elif offers := await self._offers(Wish(need, filters=self.where)):
+                continue
+            await self._of().denied()
+            if offers := await self._offers(Wish(need, filters=self.where)):
                 found.add(need)
                 if isinstance(driver, Accounted):
                     await driver.solvent()
-                if short := self._of().budget.pays(offers[0]):
+                if short := self._of().budget.pays(need, offers[0]):
                     raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             else:
                 self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
@@ -243,11 +250,12 @@ class HostPool:
         tried: list[str] = []
         asked: set[str] = set()
         last = ""
+        await self._of().denied()
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
             offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
-            resting = self._of().resting()
-            offer = min(offers, key=lambda offer: offer.id in resting, default=None)
+            now = time.time()
+            offer = min(offers, key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has, default=None)
             if offer is None:
                 break
             asked.add(offer.id)
@@ -365,16 +373,17 @@ class HostPool:
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         budget = leases.budget
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
-        budget.limit, budget.least, leases.say = self.limit, float(settings.get("least", LEAST)), self.say
+        budget.limit, budget.least, leases.say = self.limit, least_of(settings), self.say
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
-        leases.keep_alive = self.keep_alive
+        leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
             leases.of(self.ws.config.stacks[self.stack])
         return leases
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        offers = await leases.offers(wish)
+        takes = self.taking.get(replace(wish.need, market="any"), Takes())
+        offers = cheapest(await leases.offers(wish), takes.hours, takes.home)
         if isinstance(leases.driver, Skipping):
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")
@@ -432,7 +441,8 @@ class HostPool:
                 rows = [row for row, _ in leased]
                 hosts = leased[0][1]
                 if self.priced:
-                    await measure(offer, need_of(rows[0]), hosts[0])
+                    cuda = self.where.get("cuda") or str(self._of().settings.get("cuda", ""))
+                    await measure(offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda)
                     self._of().measured(rows[0])
                 traits = self._of().driver.traits
                 lease = lease_of(rows[0])

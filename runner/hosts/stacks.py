@@ -71,9 +71,9 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
     from drivers.base import Closing
 
-    from .budget import LEAST
     from .kept import KeptLeases
     from .leases import driver_of
+    from .needs import least_of
 
     if not stack.keep:
         raise CannotRun(f"the stack {stack.name} keeps no machine: each run rents its own", fix='add keep = "stopped" to it')
@@ -82,7 +82,8 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     with Ledger.open(of_user(ws.environ)) as ledger:
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
-        leases.budget.least = float(ws.config.driver(stack.driver).get("least", LEAST))
+        leases.settings = ws.config.driver(stack.driver)
+        leases.budget.least = least_of(leases.settings)
         leases.of(stack)
         try:
             yield leases
@@ -103,9 +104,9 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
 
     Raises Infrastructure when it cannot be had, Busy when a run has it, CannotRun, DriverError.
     """
-    from drivers import machine as facts
     from drivers.base import HostLost, Need, Wish
 
+    from .connect import measure
     from .leases import need_of, offer_of
 
     leases.free()
@@ -116,9 +117,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
             continue
         try:
             row, hosts = await leases.up(row)
-            said = facts.facts(b"".join([data async for data in hosts[0].call(facts.question(".", facts.SMI))]))
-            if short := facts.less(offer_of(row).resources, need_of(row), said):
-                raise HostLost(short)
+            await measure(offer_of(row), need_of(row), hosts[0], leases.driver.traits.image, str(leases.settings.get("cuda", "")))
             leases.measured(row)
             return row
         except HostLost as error:

@@ -232,6 +232,11 @@ class Ledger:
         rows = self._database.all(f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source", tuple(keys))  # noqa: S608
         return {str(key): Spent(float(usd), str(source)) for key, usd, source in rows}  # "charged" comes after "accrued"
 
+    def last(self, driver: str) -> LeaseRow | None:
+        """The lease that was asked of a driver last."""
+        rows = self._database.all("SELECT * FROM leases WHERE driver = ? ORDER BY asked DESC LIMIT 1", (driver,))
+        return _row(rows[0]) if rows else None
+
     def since(self, moment: float) -> list[LeaseRow]:
         """All leases that were asked for since then, the oldest first."""
         return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE asked >= ? ORDER BY asked, key", (moment,))]

@@ -64,6 +64,16 @@ def test_a_need_that_nothing_satisfies_is_refused_and_nothing_is_rented(space: S
     assert code == 5 and "s needs gpus 8; loopback offers no such machine now" in said and provider(space) == []
 
 
+def test_a_limit_that_does_not_pay_for_two_checkpoints_rents_nothing(space: Space) -> None:
+    cloud(space)
+    space.recipe(
+        "limits: {cost: 0.5 USD}\n"
+        "steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, state: {st: {path: saved, every: 10m}}, outputs: {o: o}}\n"
+    )  # fmt: skip
+    code, _, said = space.command("run", "--driver", "loopback")
+    assert code == 3 and "at least 2100 s (900 s to come up, and 2 checkpoints, 600 s apart), $0.70" in said and provider(space) == [], said
+
+
 def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) -> None:
     cloud(space, faults={"no_capacity": 3})
     space.recipe("steps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")

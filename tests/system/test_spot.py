@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from drivers.base import Need, Offer, Traits
-from drivers.cloud import expected
 from runner.hosts.needs import MOST_TAKEN, Spot
 from runner.hosts.pool import HostPool
 from runner.hosts.sites import Site
@@ -97,5 +96,5 @@ def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None
 
 def test_a_spot_machine_is_dearer_than_its_price_by_the_hours_that_are_lost() -> None:
     spot, kept = Offer("gcp", "a", price=0.99, market="spot"), Offer("gcp", "b", price=1.0)
-    assert expected(kept) == 1.0 < expected(spot)
-    assert expected(Offer("gcp", "c", price=0.4, market="spot")) < expected(kept)
+    assert kept.hourly == 1.0 < spot.hourly
+    assert Offer("gcp", "c", price=0.4, market="spot").hourly < kept.hourly

@@ -37,6 +37,11 @@ def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, rea
     assert ours(real) == ["created", "started", "destroyed"] and len(alive(real, foreign=True)) == 30
     assert installation(space).stat().st_mode & 0o777 == 0o600
     assert space.command("run", "--driver", "vastai")[0] == 0 and ours(real).count("created") == 1, "a run with nothing to do rents nothing"
+    made = (space.root / "model.txt").stat().st_size
+    (space.root / "train.py").write_text(f"{space.read('train.py')}\n")
+    (shelf,) = json.loads(space.command("offers", "recipe.yaml", "--driver", "vastai", "--json")[1])
+    offer = shelf["offers"][0]
+    assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"])
 
 
 def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_ended_when_asked(

@@ -284,6 +284,52 @@ def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     assert alive(tmp_path) == 1
 
 
+def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(leases: Leases) -> None:
+        leases.settings = {"term": 24}
+        await leases.denied()
+        with pytest.raises(Denied):
+            await rented(leases)
+
+    async def another_run(leases: Leases) -> None:
+        leases.settings = {"term": 24}
+        with pytest.raises(
+            Denied, match=r"the account may not rent here \(it is asked again with other settings of \[drivers.loopback\], or in 10 min"
+        ):
+            await leases.denied()
+        monkeypatch.setattr(leases.driver, "account", lambda: told([("credit", "$5.00")]), raising=False)
+        monkeypatch.setattr(leases.driver, "console", "", raising=False)
+        monkeypatch.setattr(leases.driver, "solvent", lambda: told([]), raising=False)
+        await leases.denied()  # what it says of the account is not what it was
+        monkeypatch.undo()
+        leases.settings = {"term": 25}
+        await leases.denied()
+        assert await rented(leases) is not None
+        leases.settings = {"term": 24}
+        await leases.denied()  # it was given a machine since
+
+    async def told(words: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        return words
+
+    on(tmp_path, refused, {"denied": 1})
+    on(tmp_path, another_run, run="r2")
+
+
+def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit = 1.2 * 0.5  # half an hour, less two minutes
+        leases.budget.every = {replace(NEED, market="any"): 391.0}
+        with pytest.raises(CannotRun, match=r"at least 1682 s \(900 s to come up, and 2 checkpoints, 391 s apart\), \$0.56"):
+            await rented(leases)
+        assert provider(tmp_path) == [] and states(leases) == []
+        leases.budget.least = 300.0  # what a setting says holds
+        assert await rented(leases) is not None
+        leases.budget.least, leases.budget.limit, leases.budget.every = None, 1.2, {replace(NEED, market="any"): 389.0}
+        assert not leases.budget.pays(NEED, (await leases.offers(Wish(NEED)))[0])
+
+    on(tmp_path, act)
+
+
 def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(leases: Leases) -> None:
         async def lost(_lease: Lease) -> None:

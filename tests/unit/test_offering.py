@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drivers.base import Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
-from drivers.machine import Facts, less
-from runner.hosts.offering import Shelf, to_confirm
+from drivers.machine import Facts, cuda, less
+from runner.hosts.offering import UNSAID, Shelf, cheapest, to_confirm
+from runner.interface.cli.offers import as_json, chosen, lines
 from runner.storage.workspace import Workspace
 
 CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)
@@ -71,6 +74,32 @@ def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: 
     assert less(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
 
 
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime", (13, 0)),
+        ("nvidia/cuda:12.4.1-devel-ubuntu22.04", (12, 4)),
+        ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", (12, 8)),
+        ("projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580", (12, 9)),
+        ("cuda_12_6_pytorch_2_7", (12, 6)),
+        ("ubuntu_22_cuda_12", (12, 0)),
+        ("nvidia/cuda", None),
+        ("acu1234/tool:latest", None),
+        ("", None),
+    ],
+)
+def test_the_name_of_an_image_says_which_cuda_it_needs(image: str, version: tuple[int, int] | None) -> None:
+    assert cuda(image) == version
+
+
+def test_a_driver_that_is_older_than_the_cuda_of_the_image_is_named() -> None:
+    told, image = {"smi": ["yes"], "gpu": CARDS, "cuda": ["12.2"]}, "nvidia/cuda:12.10.0-base"
+    assert less(CARD, Need(), told, image) == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
+    assert less(CARD, Need(), told, "python:3.11", "12.4").endswith("the setting `cuda` says 12.4"), "the name of the image says nothing"
+    assert less(CARD, Need(), told, "python:3.11") == less(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4") == ""
+    assert less(CARD, Need(), {**told, "cuda": ["12.10"]}, image) == less(CARD, Need(), {**told, "cuda": []}, image) == less(CARD, Need(), told) == ""
+
+
 def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_say_otherwise(tmp_path: Path) -> None:
     shelves = [Shelf("vastai", Wish(hours=hours), [OFFER]) for hours in (3.0, 2.0)]
     with Workspace.open(tmp_path) as ws:
@@ -80,6 +109,27 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
     (tmp_path / "recipe.toml").write_text("[drivers.vastai]\nconfirm = 1\n")
     with Workspace.open(tmp_path) as ws:
         assert to_confirm(ws, shelves[:1], None) == 1.5
+
+
+def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
+    far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
+    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 5 * 10**9)] == ["1", "far"]
+    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 10**9)] == ["far", "1"], "0.90 and 1.00"
+    assert cheapest([far, OFFER], 2.0, None) == [far, OFFER] == cheapest([far, OFFER], None, 5 * 10**9), "the driver's order"
+    shelf = Shelf("vastai", Wish(hours=2.0, home=5 * 10**9), [far])
+    _, head, row = lines("train", shelf, 5)
+    assert shelf.total == 1.3 and head.split().count("egress") == 1 and row.split()[-5:-3] == ["0.50", "1.30"]
+    assert "2.0 h, $1.30 with $0.50 of egress" in chosen({"train": shelf})[0]
+    told: Any = as_json("train", shelf)
+    assert told["bytes_home"] == 5 * 10**9 and told["offers"][0]["usd_of_egress"] == 0.5 and told["offers"][0]["usd"] == 1.3
+
+
+def test_a_total_without_egress_says_so() -> None:
+    charges = replace(OFFER, egress_price=0.1)
+    shelf = Shelf("vastai", Wish(hours=2.0), [charges])
+    assert shelf.total == 1.0 and UNSAID in lines("train", shelf, 5) and UNSAID in chosen({"train": shelf})[1]
+    assert lines("train", shelf, 5)[2].split()[-5:-3] == ["?", "1.00"]
+    assert UNSAID not in lines("train", Shelf("vastai", Wish(hours=2.0), [OFFER]), 5), "nothing is charged"
 
 
 def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 SHOWN: Final = 15
-HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "total $", "reliable", "longest")
+HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "egress $", "total $", "reliable", "longest")
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -66,27 +66,22 @@ def run(args: argparse.Namespace) -> int:
 
 def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[str, Wish]:
     """What the steps that are to run need of rented machines, by the first step of each need."""
-    from ...advice import estimates
+    from ...execution.refusals import takes
     from ...planning.plan import LOCAL
 
     market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
     headed = bool(stack) and ws.config.stack(stack).head is not None
-    by_need: dict[Need, tuple[str, float | None]] = {}
+    by_need: dict[Need, tuple[str, list[int]]] = {}
     specs = found.plan.specs()
-    estimated = estimates.of_plan(ws, found.plan, found.todo)
-    expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])
     for n in found.todo:
         node = found.plan.nodes[n]
         works = headed and specs[n].node_count > 1
         if node.flags & LOCAL or not (specs[n].resources.gpus or works) or specs[n].select is not None:
             continue
-        most = estimated[n].seconds if n in estimated else None
-        known = most[1] if most is not None else expected.get(node.id)
-        need = need_for(specs[n], market, images=not found.request.current_python)
-        first, before = by_need.get(need, (node.id, 0.0))
-        by_need[need] = first, None if known is None or before is None else before + known / 3600
+        by_need.setdefault(need_for(specs[n], market, images=not found.request.current_python), (node.id, []))[1].append(n)
     keep = bool(stack) and bool(ws.config.stack(stack).keep)
-    return {step: Wish(need, hours=hours, keep=keep) for need, (step, hours) in by_need.items()}
+    taken = takes(ws, found, {need: steps for need, (_first, steps) in by_need.items()})
+    return {first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep) for need, (first, _steps) in by_need.items()}
 
 
 def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
@@ -99,14 +94,14 @@ def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[
 def lines(step: str, shelf: Shelf, most: int) -> list[str]:
     """What a driver offers for a step, for people."""
     head = f"{shelf.driver}{f' for {step}' if step else ''}: {len(shelf.offers)} offer(s)"
-    rows = [_row(offer, shelf.wish.hours) for offer in shelf.offers[:most]]
-    table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10}) if rows else []
+    rows = [_row(offer, shelf.wish) for offer in shelf.offers[:most]]
+    table = aligned([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
     more = [f"… {len(shelf.offers) - most} more"] if len(shelf.offers) > most else []
-    return [head + (f"; {shelf.ends}" if shelf.ends else ""), *table, *more, *([words] if (words := shelf.left_out()) else [])]
+    return [head + (f"; {shelf.ends}" if shelf.ends else ""), *table, *more, *(words for words in (shelf.unsaid(), shelf.left_out()) if words)]
 
 
-def _row(offer: Offer, hours: float | None) -> tuple[str, ...]:
-    have = offer.resources
+def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
+    have, usd = offer.resources, offering.total(offer, wish)
     return (
         offer.driver,
         offer.id,
@@ -115,8 +110,9 @@ def _row(offer: Offer, hours: float | None) -> tuple[str, ...]:
         offer.region,
         offer.market,
         f"{offer.price:.3f}",
-        "?" if hours is None else f"{hours:.1f}",
-        "?" if hours is None else f"{offer.price * hours:.2f}",
+        "?" if wish.hours is None else f"{wish.hours:.1f}",
+        "?" if offer.egress_price and wish.home is None else f"{offering.egress(offer, wish.home):.2f}",
+        "?" if usd is None else f"{usd:.2f}",
         "?" if offer.reliability is None else f"{offer.reliability:.3f}",
         "?" if offer.longest is None else f"{offer.longest:.0f} h",
     )
@@ -127,19 +123,20 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
     told = []
     for step, shelf in found.items():
         for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
-            row = _row(offer, shelf.wish.hours)
-            cost = f", {shelf.wish.hours:.1f} h, ${offer.price * shelf.wish.hours:.2f}" if shelf.wish.hours is not None else ""
+            row = _row(offer, shelf.wish)
+            usd, extra = offering.total(offer, shelf.wish), offering.egress(offer, shelf.wish.home)
+            cost = f", {shelf.wish.hours:.1f} h, ${usd:.2f}" + f" with ${extra:.2f} of egress" * (extra > 0) if usd is not None else ""
             what = f"rents for {step}" if not place else f"{'':9}else"
             told.append(f"{what}: {offer.driver} {offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}, ${row[6]} an hour{cost}")
         if not shelf.offers:
             told.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
-        told += [f"{'':9}{words}" for words in (shelf.left_out(), shelf.ends) if words]
+        told += [f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words]
     return told
 
 
 def as_json(step: str, shelf: Shelf) -> dict[str, object]:
     """What a driver offers for a step, for programs."""
-    hours = shelf.wish.hours
+    wish = shelf.wish
     offers = [
         {
             "id": offer.id,
@@ -151,7 +148,8 @@ def as_json(step: str, shelf: Shelf) -> dict[str, object]:
             "usd_an_hour": offer.price,
             "usd_an_hour_of_disk": offer.disk_price,
             "usd_a_gb_of_egress": offer.egress_price,
-            "usd": None if hours is None else offer.price * hours,
+            "usd_of_egress": None if offer.egress_price and wish.home is None else offering.egress(offer, wish.home),
+            "usd": offering.total(offer, wish),
             "reliability": offer.reliability,
             "longest_hours": offer.longest,
             "fetched": offer.fetched,
@@ -159,6 +157,6 @@ def as_json(step: str, shelf: Shelf) -> dict[str, object]:
         for offer in shelf.offers
     ]
     return {
-        "driver": shelf.driver, "step": step, "hours": shelf.wish.hours, "ends": shelf.ends, "left_out": dict(shelf.excluded),
+        "driver": shelf.driver, "step": step, "hours": wish.hours, "bytes_home": wish.home, "ends": shelf.ends, "left_out": dict(shelf.excluded),
         "failed": shelf.failed, "offers": offers,
     }  # fmt: skip
