@@ -20,7 +20,7 @@ RESTS: Final[Mapping[Failure, float]] = {
     "taken": 600.0,  # the order was refused: another has the machine, or the zone has none left
     "failed": 3600.0,  # the machine did not come up, or was gone before it was up
     "lacks": 86_400.0,  # it came up with less than was sold: that is not mended by itself
-    "denied": 600.0,  # at most, where nobody can see that it was mended: RunPod tells its credit, and Google its billing, only at an order
+    "denied": 600.0,  # at most, where it cannot be seen that it was mended: RunPod tells its credit, and Google its billing, only at an order
 }
 """Seconds for which an offer that failed so is taken last, or a provider that denied an order is sent no other with the same settings."""
 ZONE: Final = 2
@@ -28,7 +28,7 @@ ZONE: Final = 2
 LACKS: Final = "it is less than was sold"
 """How the reason begins for which such a machine was given back."""
 DENIED: Final = "the account is refused"
-"""How the reason begins of an order that the provider fills for nobody with these settings: it rests until they change, or until its time is over."""
+"""How the reason begins of an order that the provider refuses whatever is asked for with these settings: it rests until they change, or until its time is over."""
 
 
 class Resting(NamedTuple):
