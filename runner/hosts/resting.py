@@ -28,7 +28,7 @@ ZONE: Final = 2
 LACKS: Final = "it is less than was sold"
 """How the reason begins for which such a machine was given back."""
 DENIED: Final = "the account is refused"
-"""How the reason begins of an order that the provider refuses whatever is asked for with these settings: it rests until they change, or until its time is over."""
+"""How the reason begins of an order that the provider refuses, whatever is asked for: it rests until the settings change, or its time is over."""
 
 
 class Resting(NamedTuple):
