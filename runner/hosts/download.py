@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 from drivers.base import Unreachable
@@ -157,26 +158,8 @@ class Fetch:
 
     async def _round(self, meter: Meter) -> BaseException | None:
         """Ask once for all that is missing, on a few streams.  Answers what broke the connection, if anything did."""
-        todo = self._jobs()
-        jobs = iter(todo)
-        trouble: list[BaseException] = []
-
-        async def lane() -> None:
-            for spans in jobs:
-                try:
-                    await self._bring(spans, meter)
-                except (Unreachable, CorruptReply) as error:
-                    trouble.append(error)
-                if trouble:
-                    return
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._wire.lanes(self._owed(), len(todo))):
-                    group.create_task(lane())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        return trouble[0] if trouble else None
+        jobs = [partial(self._bring, spans, meter) for spans in self._jobs()]
+        return await self._wire.side_by_side(jobs, self._owed())
 
     def _jobs(self) -> list[list[_Span]]:
         """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""

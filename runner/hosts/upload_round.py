@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
-
-from drivers.base import Unreachable
 
 from ..storage import tar
 from ..storage.files import Changed, Entry
@@ -31,26 +28,7 @@ class Courier:
 
     async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
         """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
-        todo = list(self._jobs(cargo, meter))
-        jobs = iter(todo)
-        trouble: list[BaseException] = []
-
-        async def stream() -> None:
-            for job in jobs:
-                try:
-                    await job()
-                except (Unreachable, CorruptReply) as error:
-                    trouble.append(error)
-                if trouble:
-                    return
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._wire.lanes(cargo.owed(self._pieces.grain), len(todo))):
-                    group.create_task(stream())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
-        return trouble[0] if trouble else None
+        return await self._wire.side_by_side(list(self._jobs(cargo, meter)), cargo.owed(self._pieces.grain))
 
     def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
         """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""

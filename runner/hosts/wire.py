@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -124,6 +124,27 @@ class Wire:
         while self._count < lanes:
             self._begin()
         return lanes
+
+    async def side_by_side(self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int) -> BaseException | None:
+        """Do all these, of so many bytes, on a few streams.  Answers what broke the connection, if anything did: no job begins after that."""
+        left, trouble = iter(jobs), list[BaseException]()
+
+        async def lane() -> None:
+            for job in left:
+                try:
+                    await job()
+                except (Unreachable, CorruptReply) as error:
+                    trouble.append(error)
+                if trouble:
+                    return
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.lanes(size, len(jobs))):
+                    group.create_task(lane())
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        return trouble[0] if trouble else None
 
     async def aclose(self) -> None:
         """End what answers us there."""
