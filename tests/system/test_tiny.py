@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -132,6 +132,23 @@ def test_what_a_living_process_has_not_stored_is_known_and_not_taken_over(tmp_pa
         assert other.objects.has(content)
         other.objects.tiny.inherit()
         assert other.objects.tiny.unstored() == ({}, [])
+
+
+@pytest.mark.parametrize("data", [b"made by another", b""])
+def test_what_another_process_stores_while_we_look_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    with Workspace.open(tmp_path) as ours, Workspace.open(tmp_path) as other:
+        content = remember(other, data)
+        look = ours.store.index.tiny
+
+        def look_and_be_late(contents: Sequence[Content]) -> dict[Content, bytes]:
+            monkeypatch.setattr(ours.store.index, "tiny", look)
+            found = look(contents)
+            stored(other)
+            return found
+
+        monkeypatch.setattr(ours.store.index, "tiny", look_and_be_late)
+        assert ours.objects.has(content)
+        assert ours.objects.small(content) == data
 
 
 def test_a_damaged_row_is_not_given_out(ws: Workspace) -> None:
