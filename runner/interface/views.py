@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
@@ -22,6 +22,8 @@ from .reported import links
 
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
+
+_Known = TypeVar("_Known")
 
 
 class RunData(TypedDict):
@@ -157,7 +159,7 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
 
 def detail(ws: Workspace, row: RunRow) -> DetailData:
     """A run with all that is known of it."""
-    steps, hosts = ws.store.runs.steps(row.id), ws.store.runs.places([row.id])
+    steps, hosts = _in_order(ws, row.id, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
     attempts = ws.store.runs.attempts(row.id)
     for attempt in attempts:
@@ -183,6 +185,13 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
         "outputs": outputs(ws, row),
         "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row, attempts)],
     }
+
+
+def _in_order(ws: Workspace, run: str, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
+    """What is known by step, in the order of the plan."""
+    graph = run_graph.recall(ws, run)
+    places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
+    return dict(sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0])))
 
 
 def _graph(ws: Workspace, run: str) -> list[GraphData]:
@@ -213,15 +222,15 @@ def _percent(over: int, total: int | None) -> float | None:
 
 def outputs(ws: Workspace, row: RunRow) -> list[OutputData]:
     """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
-    made = made_by(ws, row)
+    made = _in_order(ws, row.id, made_by(ws, row))
     traces = ws.store.index.traces(list(made.values()))
     contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
     sizes = {each.name: each.size for each in row.outputs}
     if not contents:
-        contents = {each.name: Content(each.content) for each in row.outputs}
+        contents = {each.name: Content(each.content) for each in sorted(row.outputs)}
     tiny = ws.store.index.tiny(list(contents.values()))
     found: list[OutputData] = []
-    for name, content in sorted(contents.items()):
+    for name, content in contents.items():
         seal = ws.store.index.seal(content) if content not in tiny else None
         size = len(tiny[content]) if content in tiny else seal.size if seal is not None else sizes.get(name)
         found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})

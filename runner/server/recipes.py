@@ -101,7 +101,13 @@ def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
         path = root / word
         entry = next((each for each in library.beside(path.parent) if each.path.name == path.name), None)
         if entry is None:
-            raise Invalid([Problem("no-recipe", f"{word} is no recipe", None, "look at `allow` under [recipes] in recipe.toml")])
+            raise Invalid(
+                [
+                    Problem(
+                        "no-recipe", f"{word} is not a recipe file", None, "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
+                    )
+                ]
+            )
         if entry.id in found:
             raise Invalid([Problem("name-clash", f"{word} is called {entry.id}, as another recipe is", None, "give it another name, or version")])
         found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")

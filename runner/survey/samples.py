@@ -44,10 +44,10 @@ def summary(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
 
 
 def words(found: Mapping[str, float]) -> str:
-    """`GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory`, as far as these are known."""
+    """`GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`, as far as these are known."""
     gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
     rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []
-    rest += [f"{found['ram_used_gb']:.1f} GB of memory"] if "ram_used_gb" in found else []
+    rest += [f"{found['ram_used_gb']:.1f} GB of memory in use"] if "ram_used_gb" in found else []
     return "; ".join(filter(None, (f"GPU {', '.join(gpu)}" if gpu else "", ", ".join(rest))))
 
 

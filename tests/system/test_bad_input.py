@@ -68,6 +68,8 @@ CASES = {
         f"{HEAD}inputs: {{n: {{type: integer}}}}\nsteps: {{s: {{run: echo}}}}\n",
         words=("run", "./t.yaml", "n=x"),
     ),
+    "a word for which there is no place": Case(3, 'there is no place for "show"', words=("runs", "show")),
+    "a run where none is expected": Case(3, "recipe show 20260101-000000-abcdef` shows a run", words=("runs", "20260101-000000-abcdef")),
     "a word that is no input": Case(3, '"whatever" is not INPUT=VALUE', words=("run", "./good.yaml", "whatever")),
     "secret not set": Case(
         3,

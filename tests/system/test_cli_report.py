@@ -123,8 +123,8 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     samples = [{"gpu_utilization_percent": 80.0, "gpu_memory_used_gb": 20.0}, {"gpu_utilization_percent": 90.0, "gpu_memory_used_gb": 10.0}]
     more = {"step": 3, "total": 12, "percent": 25.0, "eta": 18.0, "cpu_percent": 12.0, "ram_used_gb": 4.2}
     metrics.with_suffix(".host").write_text("".join(json.dumps({**each, **more}) + "\n" for each in samples))
-    assert "  train: step 3/12 25%, ETA 18s, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory" in recipe("status").out.splitlines()
-    used = "train used GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory"
+    assert "  train: step 3/12 25%, ETA 18s, GPU 90%, 10.0 GB; processors 12%, 4.2 GB of memory in use" in recipe("status").out.splitlines()
+    used = "the machine of train: GPU 85%, 20.0 GB; processors 12%, 4.2 GB of memory in use"
     assert used in recipe("report").out.splitlines()
     gate.write_text("")
     assert process.wait(60) == 0

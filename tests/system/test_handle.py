@@ -94,19 +94,19 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
         assert [line.step for line in printed] == ["say"] * 5 + ["copy"]
         ended = run.wait(60)
         assert (ended.state, ended.over, ended.recipe, ended.inputs["times"]) == ("COMPLETED", True, "talk@1", 4)
-        assert {step.id: step.state for step in ended.steps} == {"say": "DONE", "copy": "DONE"} and ended.progress.percent == 100
+        assert [(step.id, step.state) for step in ended.steps] == [("say", "DONE"), ("copy", "DONE")] and ended.progress.percent == 100
         events = list(run.events(follow=True))
         assert [event.seq for event in events] == list(range(1, ended.seq + 1)) and events[-1].after == "COMPLETED"
         assert list(run.events(after=events[-2].seq)) == events[-1:] and events[0].at <= events[-1].at
         assert [(point.step, point.values) for point in run.metrics()] == [("say", {"loss": 2.5})]
-        assert [(each.name, each.folder) for each in run.outputs()] == [("copy.two", False), ("say.all", True)]
+        assert [(each.name, each.folder) for each in run.outputs()] == [("say.all", True), ("copy.two", False)]
         paths = run.download(tmp_path / "results")
         assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
-            "results/copy.two",
             "results/say.all/deep/said.txt",
             "results/say.all/two.txt",
+            "results/copy.two",
         ]
-        assert [path.read_text() for path in paths] == ["2\n", "hello\n", "2\n"]
+        assert [path.read_text() for path in paths] == ["hello\n", "2\n", "2\n"]
         assert [line.text for line in run.logs(step="copy")] == ["copied"]
         (tmp_path / "results/copy.two").write_text("mine")
         with pytest.raises(CannotRun, match="is another file"):

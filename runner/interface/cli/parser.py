@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from ...paths import VERSION, Standing, standing
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "list": ("catalog", "recipes of the library and of this folder"),
-    "show": ("show", "what a recipe does, takes and gives"),
+    "show": ("show", "what a recipe does, takes and gives; or how a run stands"),
     "new": ("new", "write a first recipe to start from"),
     "import": ("imported", "draft a recipe from a dvc.yaml or a task of SkyPilot"),
     "validate": ("catalog", "every problem of a recipe file, with its place and what to do"),
@@ -79,6 +80,10 @@ EPILOG: Final = """examples:
 exit codes: 0 ok · 1 a step failed · 2 could not run · 3 bad recipe or inputs · 4 busy · 5 driver or infrastructure · 130 interrupted"""
 
 
+RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
+"""What is the name of a run, and of no recipe."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors suggest what was meant, and exit with 3: nothing was started."""
 
@@ -92,8 +97,12 @@ class Parser(argparse.ArgumentParser):
             if inputs and word in self.words and (said := _input_of(self.words, word)):
                 print(f"{self.prog}: {said}", file=sys.stderr)
                 raise SystemExit(3)
-            hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
-            message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
+            if word.startswith("-"):
+                hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
+                message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
+            else:
+                hint = f"; `recipe show {word}` shows a run" if re.fullmatch(RUN, word) else ""
+                message = f'there is no place for "{word}"{hint}'
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(3)

@@ -337,7 +337,7 @@ def as_text(told: RunReport) -> list[str]:
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
-        text.append(f"{named(step['id'])} used {samples.words(step['machine'])}")
+        text.append(f"the machine of {named(step['id'])}: {samples.words(step['machine'])}")
     timed = [(step["id"], training) for step in steps if (training := step["training"]) is not None and training["parts"]]
     for id, training in timed[:_LISTED]:
         text += ["", *_training(id, training)]

@@ -18,7 +18,7 @@ from ...paths import is_path
 from ...reading import whole
 from ..tables import aligned
 from ..tail import shown
-from .parser import RECIPE, add_values, told_apart, values_of
+from .parser import RECIPE, RUN, add_values, told_apart, values_of
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -33,8 +33,6 @@ _LICENCES: Final = {
     "MIT License": "MIT License",
 }
 _PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
-_RUN: Final = re.compile(r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
-"""What is the name of a run, and of no recipe."""
 _LOOKED_AT: Final = 50  # runs
 _LONGEST: Final = 70  # characters of a value
 
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
         raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
-    if names and _RUN.fullmatch(names[0]) and not os.path.lexists(args.standing.here / f"{names[0]}.yaml"):
+    if names and re.fullmatch(RUN, names[0]) and not os.path.lexists(args.standing.here / f"{names[0]}.yaml"):
         return _run(args, names[0])
     meant = library.meant(args.standing, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
