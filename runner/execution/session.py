@@ -93,7 +93,9 @@ def run(ws: Workspace, request: Request, choice: Choice, settings: Settings, lis
     _log.info("survey of %d steps took %.3f s, %d to run", len(found.verdicts), since.seconds, len(found.todo))
     if not found.todo:
         return _nothing_to_do(ws, found, settings, listener, since)
-    with _ahead(ws, found, settings) as ahead:
+    from .signals import preparing  # and asyncio: not for a run of nothing
+
+    with preparing(listener.say), _ahead(ws, found, settings) as ahead:
         preflight(ws, found, settings)
         check(ws, found, settings, listener)
         if settings.upload:

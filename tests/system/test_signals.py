@@ -6,9 +6,13 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
 
 
@@ -88,6 +92,19 @@ def test_sigterm_stops_what_runs(space: Space) -> None:
     worker.terminate()
     assert finish(worker)[0] == 130
     assert "CANCELLED" in space.command("runs")[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_interrupts_a_run_that_still_connects_is_said(space: Space, number: signal.Signals) -> None:
+    space.recipe("steps: {s: {run: 'echo x'}}")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        worker = space.start("run", "--driver", "ssh", "--host", f"somebody@127.0.0.1:{mute.getsockname()[1]}")
+        mute.settimeout(30)
+        with mute.accept()[0]:
+            worker.send_signal(number)
+            assert finish(worker) == (130, "interrupted before any step began\n")
+    with Workspace.open(space.root) as ws:
+        assert ws.store.runs.latest() == []
 
 
 def test_three_interrupts_go_without_waiting_and_the_next_run_is_clean(space: Space) -> None:
