@@ -11,7 +11,7 @@ import pytest
 
 from runner import errors
 from runner.interface.cli.manual import markdown, refreshed
-from runner.interface.cli.parser import VERBS, overview, parser_of
+from runner.interface.cli.verbs import VERBS, overview, parser_of
 
 ROOT = Path(__file__).parents[1]
 MANUAL = (ROOT / "docs" / "cli.md").read_text("utf-8")

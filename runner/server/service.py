@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts import offering
 from ..interface.cli import costs, offers
-from ..interface.cli.parser import filters
+from ..interface.cli.flags import filters
 from ..interface.views import moment
 from ..planning.schedule import word
 from ..storage.ledger import Ledger, of_user

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.interface.cli.main import main
-from runner.interface.cli.parser import KEPT_ELSEWHERE
+from runner.interface.cli.verbs import KEPT_ELSEWHERE
 from tests.servers.rest import Rest
 from tests.support import until
 from tests.system.test_handle import folder

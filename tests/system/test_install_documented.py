@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.interface.cli.parser import parser_of
+from runner.interface.cli.verbs import parser_of
 from runner.paths import shipped
 
 DOCS = shipped() / "docs"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runner.interface.cli.parser import parser_of
+from runner.interface.cli.verbs import parser_of
 from tests.tools import needs
 
 ROOT = Path(__file__).parents[2]

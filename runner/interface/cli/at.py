@@ -118,7 +118,7 @@ def _submit(place: Place, args: argparse.Namespace) -> int:
     from ...execution.terms import Settings
     from ...survey.survey import Request
     from ..handle.opening import New, submitted
-    from .parser import told_apart, values_of
+    from .flags import told_apart, values_of
 
     names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.inputs])
     names += [str(args.file)] if args.file is not None else []

@@ -12,7 +12,7 @@ from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from ...paths import TAGS, beside, is_path
 from ..tail import shown
-from .parser import color, told_apart
+from .flags import color, told_apart
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
 """Where editors find the schema, below the workspace."""

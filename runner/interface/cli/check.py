@@ -15,7 +15,7 @@ from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
 from ..tail import shown
 from .chosen import begun
-from .parser import add_request, color, request_of
+from .flags import add_request, color, request_of
 
 if TYPE_CHECKING:
     from ...advice.rules import Verdict

@@ -18,7 +18,7 @@ from ...planning.ids import names
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request, read
-from .parser import add_values, out_folder, published_below, told_apart, values_of
+from .flags import add_values, out_folder, published_below, told_apart, values_of
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ...errors import RecipeError
 from ...paths import Standing, is_path, standing
-from .parser import VERBS, parser_of
+from .verbs import VERBS, parser_of
 
 _SCRIPTS: Final = {
     "bash": r"""# recipe completion for bash: eval "$(recipe completion bash)"

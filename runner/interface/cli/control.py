@@ -16,7 +16,7 @@ from ...execution.unattended import end_unattended
 from ...planning.ids import stored
 from ...storage.runs import FINAL
 from .chosen import existing, find_run
-from .parser import check_driver
+from .flags import check_driver
 from .run import carried_out
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     from ...hosts.probe import examine
     from ...settings import load
     from ...storage.store import home
-    from .parser import check_driver
+    from .flags import check_driver
 
     name = "ssh" if args.driver == "local" else args.driver  # only one has hosts that are named like this
     check_driver(name)

@@ -14,14 +14,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(words: list[str]) -> int:
-    from . import parser
+    from . import verbs
 
     if words[:1] == ["__complete"]:
         from .completion import answer
 
         return answer(words[1:])
     try:
-        return parser.run(words)
+        return verbs.run(words)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

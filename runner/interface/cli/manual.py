@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from .parser import VERBS, parser_of
+from .verbs import VERBS, parser_of
 
 BEGIN: Final = "<!-- verbs:begin -->"
 END: Final = "<!-- verbs:end -->"

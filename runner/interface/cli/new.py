@@ -122,7 +122,7 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     from ...language import parse
     from ...storage.workspace import Workspace
     from ..tailoring import tailor
-    from .parser import told_apart
+    from .flags import told_apart
 
     if args.origin is None or args.gpu is None or args.script is not None:
         known = ", ".join(gpu.name for gpu in figures().gpus)

@@ -19,7 +19,7 @@ from ...hosts.offering import Shelf
 from ...storage.workspace import Workspace
 from ..tables import aligned
 from .chosen import begun
-from .parser import add_request, add_where, filters, request_of, take_stack
+from .flags import add_request, add_where, filters, request_of, take_stack
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey

@@ -23,7 +23,7 @@ from ...storage.workspace import Workspace
 from ...survey import input_manifests
 from ..tail import canvas, shown
 from .chosen import opened
-from .parser import out_folder
+from .flags import out_folder
 
 TRIES = 3
 

@@ -20,7 +20,7 @@ from ...storage.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun
-from .parser import check_driver, request_of
+from .flags import check_driver, request_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28

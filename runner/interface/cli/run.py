@@ -17,7 +17,7 @@ from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
-from .parser import add_request, add_where, color, filters, request_of
+from .flags import add_request, add_where, color, filters, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate

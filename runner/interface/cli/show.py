@@ -18,7 +18,7 @@ from ...paths import is_path
 from ...reading import whole
 from ..tables import aligned
 from ..tail import shown
-from .parser import RECIPE, RUN, add_values, told_apart, values_of
+from .flags import RECIPE, RUN, add_values, told_apart, values_of
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe

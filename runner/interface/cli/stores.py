@@ -24,7 +24,7 @@ from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
 from . import saved
 from .chosen import add_words, find_run, opened, requests
-from .parser import out_folder
+from .flags import out_folder
 
 if TYPE_CHECKING:
     from ...storage.index import Trace

@@ -21,7 +21,7 @@ from ...survey import comparison, stopped
 from ...survey.results import points
 from ...survey.survey import Request
 from . import run as running
-from .parser import published_below, values_of
+from .flags import published_below, values_of
 from .results import as_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
-    from .parser import check_driver
+    from .flags import check_driver
 
     check_driver(args.driver)
     words = list(args.inputs)

@@ -12,7 +12,7 @@ from ...execution.session import look
 from ..diagnostics import render
 from . import run as running
 from .chosen import begun
-from .parser import request_of
+from .flags import request_of
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice

@@ -1,0 +1,194 @@
+"""Flags and words that several verbs have, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import did_you_mean
+
+RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
+"""Which recipe a word means, as help."""
+
+RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
+"""What is the name of a run, and of no recipe."""
+
+
+def out_folder(text: str) -> Path:
+    """The value of --out.  Raises Invalid for an address such as s3://…"""
+    from ...storage.workspace import local_folder
+
+    return local_folder(text)
+
+
+def results_place(text: str) -> Path | str:
+    """The value of --out where it may be an address, which is text.  Raises Invalid."""
+    from ...storage import workspace
+
+    return workspace.results_place(text)
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """The words that say what to run."""
+    parser.add_argument("recipe", nargs="?", help=RECIPE)
+    parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
+    parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
+    add_values(parser)
+    parser.add_argument(
+        "--out",
+        type=results_place,
+        metavar="PLACE",
+        help="publish the recipe's outputs below this folder; or upload them to s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://ORG/NAME, too",
+    )
+    parser.add_argument(
+        "--python",
+        default="",
+        metavar="PYTHON",
+        help="the Python of steps without a lock: a path, a virtual environment, a name (default: .venv here, $VIRTUAL_ENV, python3 of PATH); "
+        "`current`: the packages of the Python that runs recipe, instead of locks and images",
+    )
+    parser.add_argument("--driver", default="local", metavar="NAME", help="where to run (default: local)")
+    parser.add_argument("--store", metavar="NAME", help="the shared store to use, by its name in recipe.toml or its address; `none`: none")
+    parser.add_argument(
+        "--host",
+        dest="hosts",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a server for the driver `ssh`, as user@name:port, instead of those in the settings",
+    )
+    parser.add_argument("--update", action="store_true", help="resolve moving revisions again and write them to recipe.lock")
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stack", default="", metavar="NAME", help="driver, filters and limits of [stacks.NAME] in recipe.toml; other flags win")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
+    )
+
+
+def filters(words: Sequence[str]) -> dict[str, str]:
+    """The filters of `--where`.  Raises Invalid."""
+    from ...errors import Invalid, Problem
+
+    if bad := [word for word in words if "=" not in word]:
+        raise Invalid([Problem("bad-input", f'--where "{bad[0]}" is not NAME=VALUE', fix="such as --where gpu=4090")])
+    return dict(word.split("=", 1) for word in words)
+
+
+def request_of(args: argparse.Namespace) -> Any:
+    """The Request that the words make.  Raises NotFound, Invalid."""
+    from ...errors import Invalid, Problem
+    from ...language import library
+    from ...survey.survey import Request
+
+    take_stack(args)
+    check_driver(args.driver)
+    words = list(args.inputs)
+    name = args.recipe
+    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
+        words.insert(0, name)
+        name = None
+    recipe = library.path(args.standing, args.file) if args.file is not None else library.meant(args.standing, name)
+    bad = [word for word in words if "=" not in word]
+    if bad:
+        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
+    given, origins = values_of(args, dict(word.split("=", 1) for word in words))
+    if os.environ.get("JOB_ID"):  # a platform's pod
+        from ...language import parse
+        from .. import pod
+
+        given = pod.inputs(parse.load(library.find(recipe, args.standing.root)), os.environ) | given
+    out, folders = published_below(args), args.standing.folders(given)
+    return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins, getattr(args, "nodes", 0))
+
+
+def take_stack(args: argparse.Namespace) -> None:
+    """Take what `--stack` says where no flag says otherwise.  Raises NotFound, and Invalid where a flag names another driver."""
+    if not getattr(args, "stack", ""):
+        return
+    from ... import settings
+    from ...errors import Invalid, Problem
+
+    stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
+    named = any(word.partition("=")[0] == "--driver" for word in args.line)
+    if named and args.driver != stack.driver:
+        words = f"the stack {stack.name} is of the driver {stack.driver}, and --driver names {args.driver}"
+        raise Invalid([Problem("clash", words, fix="leave --driver out, or take another stack")])
+    if args.hosts and stack.driver != "ssh":
+        words = f"--host names a server for the driver ssh, and the stack {stack.name} is of {stack.driver}"
+        raise Invalid([Problem("clash", words, fix="leave --host out, or take another stack")])
+    args.driver, args.store = stack.driver, args.store or stack.store or None
+    if hasattr(args, "nodes"):
+        args.nodes = args.nodes or stack.nodes
+
+
+def add_values(parser: argparse.ArgumentParser) -> None:
+    """The flags that give values to inputs, beside INPUT=VALUE."""
+    parser.add_argument("--preset", metavar="NAMES", help="a named set of input values that the recipe brings, or several: a,b; later ones win")
+    parser.add_argument(
+        "-i",
+        "--inputs",
+        dest="values_files",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="values for inputs from a file of YAML, JSON or TOML; may be given several times, later files win, and INPUT=VALUE wins over files",
+    )
+    parser.add_argument(
+        "--set", dest="parts", metavar="NAME=VALUE", action="append", default=[], help="the same as INPUT=VALUE; a.b=1 sets b in the object input a"
+    )
+
+
+def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
+    """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
+    from ...errors import Invalid, Problem
+
+    bad = [word for word in args.parts if "=" not in word]
+    if bad:
+        raise Invalid([Problem("bad-input", f'--set "{word}" is not NAME=VALUE', fix="write --set name=value") for word in bad])
+    words = {**typed, **dict(word.split("=", 1) for word in args.parts)}
+    if not args.values_files:
+        return words, {}
+    from ...survey.values_files import values
+
+    read, origins = values([(name, args.standing.here / Path(name).expanduser()) for name in args.values_files])
+    return {**read, **words}, {name: origin for name, origin in origins.items() if name not in words}
+
+
+def published_below(args: argparse.Namespace) -> Path | None:
+    """The value of --out, from the workspace."""
+    return Path(args.standing.typed(str(args.out))) if isinstance(args.out, Path) else None
+
+
+def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Recipes and INPUT=VALUE pairs among words that may be either."""
+    names: list[str] = []
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
+            given[name] = value
+        else:
+            names.append(word)
+    return names, given
+
+
+def check_driver(name: str) -> None:
+    """That there is a driver of this name.  Raises NotFound."""
+    if name == "local":
+        return
+    from ... import extensions
+    from ...errors import NotFound
+
+    known = extensions.drivers(name)
+    if name not in known:
+        raise NotFound(f'there is no driver "{name}"', fix=did_you_mean(name, known) or f"known: {', '.join(sorted(known))}")
+
+
+def color(stream: Any) -> bool:
+    """Whether colours may be written there."""
+    return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
