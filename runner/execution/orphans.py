@@ -18,7 +18,7 @@ from ..hosts.sites import Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.disk import delete_whole
-from ..storage.runs import FINAL, RunRow
+from ..storage.runs import FINAL, RunRow, Wanted
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
@@ -26,6 +26,8 @@ GRACE = timedelta(seconds=10)
 _LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
 """What a worker leaves in `attempts`: the end of its run's name, and its fence."""
 
+_MOST = 1000
+"""Runs of which something is looked at."""
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
 """How a command ends by itself, or by a limit of its own."""
 
@@ -122,8 +124,8 @@ class Orphans:
                 left.setdefault(tag[1], []).append(name)
         if not left:
             return
-        for run in self.ws.store.runs.latest(recipe=self.commits.recipe):
-            if run.id[-6:] not in left or (run.id != self.commits.run and self._is_worked_on(run)):
+        for run in self.ws.store.runs.page(Wanted(recipe=self.commits.recipe, ends=left), _MOST):
+            if run.id != self.commits.run and self._is_worked_on(run):
                 continue
             names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from drivers.base import Closing, DriverError, Lease
 
-from ..errors import RecipeError
+from ..errors import NotFound, RecipeError
 from ..storage.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
 from ..storage.runs import is_over
 from ..storage.store import Store, home
@@ -65,12 +65,15 @@ def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
     root = home(Path(row.workspace), environ)
     try:
         with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
-            found = [run for run in store.runs.latest() if run.id == row.run]
+            try:
+                found = store.runs.get(row.run)
+            except NotFound:
+                found = None
             if store.runs.live(row.run):
                 return "live"
-            if not found:
+            if found is None:
                 return "gone" if row.price or environ.get("RECIPE_RUNS") else "never"
-            return "over" if is_over(found[0], store.runs.tallies([row.run])[row.run]) else "dead"
+            return "over" if is_over(found, store.runs.tallies([row.run])[row.run]) else "dead"
     except RecipeError:
         return "gone"
 

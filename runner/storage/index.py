@@ -153,19 +153,26 @@ class Index:
         parts = "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1", "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1"
         return any(self._database.all(part, (recipe,)) for part in parts)
 
+    def more_than(self, recipe: str, most: int) -> bool:
+        """Whether a recipe has more traces than so many."""
+        ((count,),) = self._database.all("SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)", (recipe, most + 1))
+        return bool(count > most)
+
     def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
-        """Seconds that each of `steps` may take, from earlier ones; recent ones weigh more.  Steps never made are absent."""
-        wanted = set(steps)
+        """Seconds that each of `steps` may take, from the last times; recent ones weigh more.  Steps never made are absent."""
+        newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
+        query = f"SELECT value, (SELECT json_group_array(seconds) FROM ({newest})) FROM json_each(?)"  # noqa: S608
         answer: dict[str, float] = {}
-        for step, seconds in self._database.all("SELECT step, seconds FROM traces WHERE recipe = ? ORDER BY made_at", (recipe,)):
-            if step in wanted:
+        for step, found in self._database.all(query, (recipe, json.dumps(list(steps)))):
+            for seconds in reversed(json.loads(found)):
                 answer[step] = (answer[step] + seconds) / 2 if step in answer else seconds
         return answer
 
     def made(self, recipe: str, steps: Iterable[str]) -> dict[str, tuple[Made, ...]]:
         """What each of `steps` gave when it was made last.  Steps never made are absent."""
-        newest = "SELECT step, key, max(made_at) FROM traces WHERE recipe = ? AND step IN (SELECT value FROM json_each(?)) GROUP BY step"
-        keys = {step: key for step, key, _at in self._database.all(newest, (recipe, json.dumps(list(steps))))}
+        newest = "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
+        query = f"SELECT value, ({newest}) FROM json_each(?)"  # noqa: S608
+        keys = {step: key for step, key in self._database.all(query, (recipe, json.dumps(list(steps)))) if key}
         traces = self.traces(list(keys.values()))
         return {step: traces[key].outputs for step, key in keys.items() if key in traces}
 

@@ -58,6 +58,7 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_by_state ON runs (workspace, state, id DESC)",
         "CREATE INDEX runs_by_user ON runs (workspace, submitter, id DESC)",
     ),
+    ("CREATE INDEX runs_by_end ON runs (right(id, 6))",),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

@@ -52,6 +52,8 @@ _COLUMNS: Final = (
 )
 _COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
+_HERE: Final = "(workspace = %(workspace)s OR (worked_in = %(workspace)s AND bundle <> ''))"
+"""Runs of a workspace: submitted in it, or carried out there."""
 _SUBMIT: Final = """
 WITH new AS (
     INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency, submitter, bundle,
@@ -129,22 +131,26 @@ class PostgresRuns:
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         rows = self._database.all(
-            f"SELECT {_COLUMNS} FROM runs WHERE (workspace = %s OR (worked_in = %s AND bundle <> '')) AND (%s::text IS NULL OR recipe = %s)"  # noqa: S608
-            " ORDER BY created DESC, id DESC LIMIT %s",
-            (self._workspace, self._workspace, recipe, recipe, last),
+            f"SELECT {_COLUMNS} FROM runs WHERE {_HERE} AND (%(recipe)s::text IS NULL OR recipe = %(recipe)s)"  # noqa: S608
+            " ORDER BY created DESC, id DESC LIMIT %(last)s",
+            {"workspace": self._workspace, "recipe": recipe, "last": last},
         )
         return [_run(row) for row in rows]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         if len(wanted.states) > 1:
             return of_several_states(self.page, wanted, limit)
+        one = wanted.name or wanted.part or wanted.ends  # meant by a person, or by what lies here
         asked: dict[str, tuple[str, str | list[str]]] = {
-            "workspace = %(workspace)s": ("workspace", self._workspace),
+            _HERE if one else "workspace = %(workspace)s": ("workspace", self._workspace),
             "id < %(before)s": ("before", wanted.before),
             "idempotency = %(key)s": ("key", wanted.key),
             "recipe = %(recipe)s": ("recipe", wanted.recipe),
             "state = %(state)s": ("state", "".join(wanted.states)),
             "submitter = %(user)s": ("user", wanted.user),
+            "data::json ->> 'name' = %(name)s": ("name", wanted.name),
+            "position(%(part)s in id) > 0": ("part", wanted.part),
+            "right(id, 6) = ANY(%(ends)s)": ("ends", list(wanted.ends)),
             "labels @> %(labels)s::text[]": ("labels", _pairs(dict([wanted.label])) if wanted.label else []),
         }
         conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)

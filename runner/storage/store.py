@@ -56,6 +56,12 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
     ),
     ("CREATE INDEX runs_by_state ON runs (state, id)", "CREATE INDEX runs_by_user ON runs (user, id)"),
+    (
+        "DROP INDEX traces_by_recipe",
+        "CREATE INDEX traces_by_step ON traces (recipe, step, made_at, seconds)",
+        "CREATE INDEX runs_by_end ON runs (substr(id, -6))",
+        "CREATE INDEX runs_by_age ON runs (created, id)",
+    ),
 )
 STORE = Kind(
     "recipe.db",

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables with the addresses of a training platform."""
+MANY, FAR = 200, 12
+"""Traces that are read in one go, and for each that will be asked for: one by one each takes twelve times as long."""
 NONE: Final = "none"
 """The name that stands for no store."""
 
@@ -268,9 +270,14 @@ class _Traces:
         self._kept: set[str] = set()  # keys whose trace is there, to be read when it is asked for
         self._changed: dict[str, Trace] = {}
         self._complete: Callable[[], bool] = bool  # whether a key that is not here has no trace
+        self._whole = ""  # the recipe of which all traces were read
 
-    def expect(self, recipe: str) -> None:
-        """Most keys of this recipe will be asked for: read what they gave in one go."""
+    def expect(self, recipe: str, count: int) -> None:
+        """So many keys of this recipe will be asked for: read what all of its keys gave in one go, unless those are a small part of them."""
+        self._whole = ""
+        if self._store.index.more_than(recipe, MANY + FAR * count):
+            return
+        self._whole = recipe
         for key, (items, measured) in self._store.index.outputs(recipe).items():
             if measured:
                 self._kept.add(key)
@@ -279,7 +286,7 @@ class _Traces:
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
         """While we are `alone`, only we store traces: what was read at the beginning, and is added, is all that there is."""
-        if not self._store.index.traces_of_others(recipe):
+        if self._whole == recipe and not self._store.index.traces_of_others(recipe):
             self._complete = alone
 
     def add(self, key: str) -> None:

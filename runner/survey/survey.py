@@ -103,7 +103,7 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
     while True:
         plan = compiled(ws, source, request, known)
         request = storable(ws, plan, request)
-        ws.traces.expect(plan.recipe)
+        ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = look(ws, plan, request)
         places = _places(ws, plan, library, request)
         facts.there = dict(ws.cache.contents(place.path for targets in places.values() for place in targets))

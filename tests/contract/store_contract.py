@@ -216,7 +216,8 @@ def test_one_idempotency_key_is_one_request(store: Store) -> None:
 def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claimed: int) -> None:
     mine = [trace("1", seconds=10, made_at=1), trace("2", seconds=20, made_at=2)]
     store.runs.group("r1", claimed, changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]))
-    assert store.index.expected("tool@1", ["a", "c"]) == {"a": 15}
+    assert store.index.expected("tool@1", ["a", "c"]) == {"a": 15} and store.index.expected("tool@1", []) == {}
+    assert store.index.made("tool@1", ["a", "c"]) == {"a": mine[1].outputs}
 
 
 def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: int) -> None:
@@ -240,6 +241,18 @@ def test_the_place_of_a_step_is_the_host_on_which_it_was_begun_last(store: Store
     begun = [Move("step", id, "QUEUED", "RUNNING", data=data) for id, data in (("a", {"site": "box"}), ("b", {"site": "box"}), ("b", {}), ("c", {}))]
     store.runs.group("r1", claimed, [*begun, DONE])
     assert store.runs.places(["r1", "none"]) == {("r1", "a"): "box"} and store.runs.places([]) == {}
+
+
+def test_a_run_is_found_by_its_name_a_part_of_its_id_or_the_end_of_it(store: Store) -> None:
+    for n, name in enumerate(("one", "two", "two", "0101")):
+        store.runs.submit(RunRow(f"20260101-00000{n}-aaaaa{n}", "a@1", "", {}, "/w", data={"name": name}))
+
+    def ends(wanted: Wanted) -> str:
+        return "".join(row.id[-1] for row in store.runs.page(wanted, 9))
+
+    assert ends(Wanted(name="one")) == "0" and ends(Wanted(name="two")) == "21" and ends(Wanted(name="three")) == ""
+    assert ends(Wanted(part="20260101")) == "3210" and ends(Wanted(part="aaaaa2")) == "2" and ends(Wanted(part="%")) == ""
+    assert ends(Wanted(recipe="a@1", ends=["aaaaa3", "aaaaa0", "aaaaa9"])) == "30" and ends(Wanted(recipe="b@1", ends=["aaaaa3"])) == ""
 
 
 def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:

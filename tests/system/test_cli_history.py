@@ -82,13 +82,13 @@ def test_runs_lists_what_was_run_newest_first(letters: Space, recipe: Recipe) ->
 
 def test_a_run_whose_worker_died_needs_recovery_and_one_at_work_executes(space: Space, recipe: Recipe) -> None:
     with Workspace.open(space.root) as ws:
-        ws.store.runs.submit(RunRow("r-1", "t@1", "", {}, ""))
-        fence = ws.store.runs.claim("r-1", "a test")
+        ws.store.runs.submit(RunRow("20260101-000000-aaaaa1", "t@1", "", {}, ""))
+        fence = ws.store.runs.claim("20260101-000000-aaaaa1", "a test")
         assert fence is not None
-        ws.store.runs.group("r-1", fence, run_state=("ACTIVE", ""))
+        ws.store.runs.group("20260101-000000-aaaaa1", fence, run_state=("ACTIVE", ""))
         assert "EXECUTING" in recipe("runs").out
     assert "NEEDS_RECOVERY" in recipe("runs").out
-    assert "r-1 died" in recipe("logs", "r-1", "-f").err
+    assert "20260101-000000-aaaaa1 died" in recipe("logs", "20260101-000000-aaaaa1", "-f").err
 
 
 def test_a_log_is_given_by_run_and_step(space: Space, recipe: Recipe) -> None:
@@ -285,4 +285,4 @@ def test_bad_words_end_with_3(letters: Space, recipe: Recipe) -> None:
 def test_a_part_of_an_id_that_two_runs_have_is_not_taken_for_either(letters: Space, recipe: Recipe) -> None:
     letters.run({"word": "bye"})
     said = recipe("logs", "20")
-    assert said.code == 3 and "may be any of 2 runs" in said.err
+    assert said.code == 3 and "may be any of several runs" in said.err

@@ -102,6 +102,11 @@ def test_a_newer_format_is_refused_and_an_older_one_migrated(root: Path, monkeyp
             Store.open(root, read_only=read_only)
 
 
+def test_the_page_about_the_format_names_its_version() -> None:
+    page = Path(__file__).parents[2] / "docs" / "workspace-format.md"
+    assert f"Format version {len(NOW)}." in page.read_text()
+
+
 def test_a_migration_that_fails_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(root).close()
     before = (root / "recipe.db").read_bytes()

@@ -15,6 +15,7 @@ from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Standing, is_path
 from ...planning.ids import names
+from ...storage.runs import Wanted
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request, read
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
     from ...storage.store import Store
     from ...survey.survey import Survey
+
+_NEAR, _SHOWN = 1000, 3
+"""The latest runs, among which is looked for what was meant; and so many are shown."""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
@@ -98,27 +102,25 @@ def _last(ws: Workspace) -> Request | None:
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """The run that a word names: its id, its name, a part of its id that no other has, `last`, or `last~1` for the one before."""
-    rows = store.runs.latest()
-    if not rows:
+    """The run that a word names: its name, its id, a part of its id that no other has, `last`, or `last~1` for the one before."""
+    runs = store.runs
+    if not runs.latest(last=1):
         raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
     name, tilde, back = word.partition("~")
     if name == "last" and (not tilde or back.isdecimal()):
         number = int(back) if tilde else 0
+        rows = runs.latest(last=number + 1)
         if number >= len(rows):
             raise NotFound(f"{word}: there are only {len(rows)} runs here", fix="`recipe runs` lists them")
         return rows[number]
-    matching = (
-        [row for row in rows if row.id == word]
-        or [row for row in rows if word and row.data.get("name") == word][:1]
-        or [row for row in rows if word and word in row.id]
-    )
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        shown = ", ".join(row.id for row in matching[:3])
-        raise NotFound(f'"{word}" may be any of {len(matching)} runs: {shown}, …', fix="give more of it")
-    raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [row.id for row in rows] + ["last"]) or "`recipe runs` lists them")
+    found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), _SHOWN + 1))
+    if found and len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(row.id for row in found[:_SHOWN])
+        raise NotFound(f'"{word}" may be any of several runs: {shown}{", …" if len(found) > _SHOWN else ""}', fix="give more of it")
+    near = [row.id for row in runs.latest(last=_NEAR)]
+    raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them")
 
 
 def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
@@ -159,7 +161,7 @@ def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     attempts = [attempt for trace in traces for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.outcome == "done"]
     if attempts:
         return list({attempt.step: attempt for attempt in attempts}.values())
-    for each in [row, *ws.store.runs.latest(recipe=row.recipe), *ws.store.runs.latest()]:
+    for each in [row, *ws.store.runs.latest(recipe=row.recipe, last=_NEAR), *ws.store.runs.latest(last=_NEAR)]:
         steps = [step for step in ws.store.runs.steps(each.id) if word in names(step)]
         if latest := ws.store.runs.latest_attempts(each.recipe, [*steps, word]):
             return list(latest.values())

@@ -33,7 +33,8 @@ _LICENCES: Final = {
     "MIT License": "MIT License",
 }
 _PACKAGES: Final = ("torch", "transformers", "diffusers", "accelerate", "peft", "trl", "axolotl", "unsloth", "prime-rl", "vllm")
-_LOOKED_AT: Final = 50  # runs
+_LISTED: Final = 500  # runs, of which
+_LOOKED_AT: Final = 50  # whole ones are looked at
 _LONGEST: Final = 70  # characters of a value
 
 
@@ -115,7 +116,7 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
     memory: dict[str | None, int] = {}
     try:
         with opened(root) as ws:
-            rows = [row for row in ws.store.runs.latest() if row.recipe == recipe and row.state == "COMPLETED" and row.data.get("fresh") == 0]
+            rows = [row for row in ws.store.runs.latest(recipe=recipe, last=_LISTED) if row.state == "COMPLETED" and row.data.get("fresh") == 0]
             rows = rows[:_LOOKED_AT]
             tallies = ws.store.runs.tallies([row.id for row in rows])
             for row in reversed(rows):
