@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ...storage.store import Store
     from ...survey.survey import Survey
 
-_NEAR, _SHOWN = 1000, 3
-"""The latest runs, among which is looked for what was meant; and so many are shown."""
+_NEAR, _ALL, _SHOWN = 1000, 1_000_000, 3
+"""The latest runs, among which is looked first for what was meant; all; so many are shown."""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
@@ -125,12 +125,15 @@ def find_run(store: Store, word: str) -> RunRow:
 
 def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
     """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
-    known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest()))
-    if not known:
-        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
-    if word is None or word in known:
-        return word or known[0]
-    versions = [id for id in known if id.partition("@")[0] == word]
+    versions: list[str] = []
+    for last in (_NEAR, _ALL):
+        known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest(last=last)))
+        if not known:
+            raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+        if word is None or word in known:
+            return word or known[0]
+        if versions := [id for id in known if id.partition("@")[0] == word]:
+            break
     if not versions or is_path(word):
         with suppress(NotFound):
             from ...language import parse

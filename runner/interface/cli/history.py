@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from ...errors import NotFound, did_you_mean
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..logs import Writer
 
 _LISTED, _STEPS = 10, 50
+_NEAR, _ALL = 1000, 1_000_000
+"""The latest runs are looked at first, then all."""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -71,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     chosen = args.recipe is not None or args.failed or args.tag is not None
     recipe = recipe_of(ws, args.standing, args.recipe) if args.recipe is not None else None
-    rows = ws.store.runs.latest(recipe=recipe) if chosen else ws.store.runs.latest(last=args.last)
-    rows = [row for row in rows if args.tag is None or args.tag in tags(row)]
-    tallies = ws.store.runs.tallies([row.id for row in rows])
-    spent = costs.of_runs(row.id for row in rows)
-    told = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
-    told = [item for item in told if not args.failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")][: args.last]
+    told: list[RunOverview] = []
+    for last in (max(_NEAR, args.last), _ALL) if chosen else (args.last,):
+        rows = ws.store.runs.latest(recipe=recipe, last=last)
+        told = _overviews(ws, [row for row in rows if args.tag is None or args.tag in tags(row)], failed=args.failed)[: args.last]
+        if len(told) == args.last or len(rows) < last:
+            break
     if args.json:
         print(json.dumps(told, indent=2))
         return 0
@@ -98,6 +100,13 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
         table = [(*row[:7], *row[8:]) for row in table]
     print("\n".join(aligned(table, range(3, 8 if any(item["usd"] for item in told) else 7))))
     return 0
+
+
+def _overviews(ws: Workspace, rows: Sequence[RunRow], *, failed: bool) -> list[RunOverview]:
+    tallies = ws.store.runs.tallies([row.id for row in rows])
+    spent = costs.of_runs(row.id for row in rows)
+    told = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
+    return [item for item in told if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")]
 
 
 def tags(row: RunRow) -> list[str]:
@@ -341,11 +350,14 @@ def _compared(store: Store, a: str | None, b: str | None) -> list[RunRow]:
     second = find_run(store, b or "last")
     first = find_run(store, a) if a else second
     if b is None and first.id == second.id:
-        rows = store.runs.latest(recipe=second.recipe)
-        place = next(n for n, row in enumerate(rows) if row.id == second.id)
-        if place + 1 == len(rows):
+        for last in (_NEAR, _ALL):
+            rows = store.runs.latest(recipe=second.recipe, last=last)
+            place = next((n for n, row in enumerate(rows, 1) if row.id == second.id), len(rows))
+            if place < len(rows):
+                break
+        else:
             raise NotFound(f"{second.id} is the only run of {second.recipe} here", fix="name two runs; `recipe runs` lists them")
-        first = rows[place + 1]
+        first = rows[place]
     return [first, second]
 
 
