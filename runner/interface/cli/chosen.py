@@ -126,12 +126,15 @@ def find_run(store: Store, word: str) -> RunRow:
 def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
     """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
     versions: list[str] = []
+    newest = ws.store.runs.latest(last=1)
+    if not newest:
+        raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
+    if word is None:
+        return newest[0].recipe
     for last in (_NEAR, _ALL):
         known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest(last=last)))
-        if not known:
-            raise NotFound("nothing was run here", fix="`recipe run` does; -C names another workspace")
-        if word is None or word in known:
-            return word or known[0]
+        if word in known:
+            return word
         if versions := [id for id in known if id.partition("@")[0] == word]:
             break
     if not versions or is_path(word):
