@@ -58,7 +58,11 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_by_state ON runs (workspace, state, id DESC)",
         "CREATE INDEX runs_by_user ON runs (workspace, submitter, id DESC)",
     ),
-    ("CREATE INDEX runs_by_end ON runs (right(id, 6))",),
+    (
+        "CREATE INDEX runs_by_end ON runs (right(id, 6))",
+        "CREATE INDEX runs_busy ON runs (holder) WHERE claim <> '' OR state = 'ACTIVE'",
+        "CREATE INDEX attempts_by_step ON attempts (step, started DESC NULLS LAST)",
+    ),
 )
 """One tuple of statements for each version of the schema.  Released ones never change."""
 

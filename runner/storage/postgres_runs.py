@@ -39,6 +39,7 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
+    newest,
     of_several_states,
     same_request,
     told_of,
@@ -175,10 +176,12 @@ class PostgresRuns:
         return [_attempt(row) for row in rows]
 
     def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+        if run is not None:
+            return newest(self.attempts(run), steps)
         rows = self._database.all(
-            "SELECT DISTINCT ON (a.step) a.* FROM attempts a JOIN runs r ON r.id = a.run WHERE r.recipe = %s AND r.workspace = %s"
-            " AND (%s::text IS NULL OR a.run = %s) AND a.step = ANY(%s) ORDER BY a.step, a.started DESC NULLS LAST",
-            (recipe, self._workspace, run, run, list(steps)),
+            "SELECT a.* FROM unnest(%s::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
+            " WHERE a.step = wanted.step AND r.recipe = %s AND r.workspace = %s ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
+            (list(steps), recipe, self._workspace),
         )
         return {row[2]: _attempt(row) for row in rows}
 
@@ -264,10 +267,8 @@ class PostgresRuns:
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
         counted = FREE.replace("runs.", "busy.")
-        below = "".join(
-            f" AND (SELECT count(*) FROM runs AS busy WHERE busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]} AND NOT {counted}) < %(most_{kind})s"  # noqa: S608
-            for kind in offer.at_most
-        )
+        busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
+        below = "".join(f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s" for kind in offer.at_most)
         statement = (
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " worked_in = %(workspace)s,"

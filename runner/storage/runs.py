@@ -212,6 +212,13 @@ def of_several_states(page: Callable[[Wanted, int], list[RunRow]], wanted: Wante
     return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
 
 
+def newest(attempts: Iterable[AttemptRow], steps: Collection[str]) -> dict[str, AttemptRow]:
+    """The attempts at each of these steps that began last."""
+    wanted = set(steps)
+    found = sorted((attempt for attempt in attempts if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
+    return {attempt.step: attempt for attempt in found}
+
+
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from .runs import (
     Submitted,
     Wanted,
     is_progress,
+    newest,
     of_several_states,
     same_request,
     told_of,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     import sqlite3
 
     from .outbox import Letter, Outbox
+
+_GLANCE = 50
+"""Waiting runs that are read at once: the first is mostly taken."""
 
 
 class SqliteRuns:
@@ -111,10 +115,12 @@ class SqliteRuns:
         return [AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows]
 
     def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
+        if run is not None:
+            return newest(self.attempts(run), steps)
         rows = self._database.all(
-            "SELECT a.*, max(a.started) FROM attempts a JOIN runs r ON r.id = a.run WHERE r.recipe = ? AND (? IS NULL OR a.run = ?)"
-            " AND a.step IN (SELECT value FROM json_each(?)) GROUP BY a.step",
-            (recipe, run, run, json.dumps(list(steps))),
+            "SELECT a.* FROM json_each(?) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
+            " WHERE b.step = wanted.value AND r.recipe = ? ORDER BY b.started DESC LIMIT 1)",
+            (json.dumps(list(steps)), recipe),
         )
         return {row[2]: AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows}
 
@@ -198,15 +204,7 @@ class SqliteRuns:
                     "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
                 )
                 busy.update((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
-            waiting = self._database.all(
-                "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
-                " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
-                " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
-                " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
-                " ORDER BY priority DESC, due, id",
-                (time.time(), offer.driver, json.dumps(dict(offer.labels))),
-            )
-            for run, *values in waiting:
+            for run, *values in _waiting(self._database, offer):
                 if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
                     continue
                 lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
@@ -317,6 +315,25 @@ class SqliteRuns:
         with self._database.transaction() as db:
             for table, column in (("outbox", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
                 db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
+
+
+def _waiting(database: Database, offer: Offer) -> Iterator[Row]:
+    """Runs that are due and not over, and that a worker may take by its labels and driver, in order: id, user, recipe, driver."""
+    values = (time.time(), offer.driver, json.dumps(dict(offer.labels)))
+    skipped = 0
+    while True:
+        rows = database.all(
+            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
+            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
+            " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
+            " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
+            " ORDER BY priority DESC, due, id LIMIT ? OFFSET ?",
+            (*values, _GLANCE, skipped),
+        )
+        yield from rows
+        if len(rows) < _GLANCE:
+            return
+        skipped += _GLANCE
 
 
 def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:

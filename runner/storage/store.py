@@ -61,6 +61,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX traces_by_step ON traces (recipe, step, made_at, seconds)",
         "CREATE INDEX runs_by_end ON runs (substr(id, -6))",
         "CREATE INDEX runs_by_age ON runs (created, id)",
+        "CREATE INDEX attempts_by_step ON attempts (step, started)",
     ),
 )
 STORE = Kind(
