@@ -1,9 +1,10 @@
 """How `recipe` grows with the number of steps, and how quickly it starts.
 
-usage: scale.py [--steps 100,1000,10000,100000] [--run-up-to 10000]
+usage: scale.py [--steps 100,1000,10000,100000] [--run-up-to 10000] [--history 20000]
 
 Per size: seconds and peak memory of the first `recipe plan` (read, check, compile, judge), of a run with everything to do (as CPU time of the worker
 a step, its children excluded), and of a run with nothing to do.  Then `--help`, `list` and a no-op of ten steps, whole processes, median of eleven.
+Then verbs in a workspace of two steps with one run, and with so many runs before it: milliseconds of the processor, median of eleven.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from dag import write
+
+from tests.history import remember
 
 RECIPE = str(Path(sys.executable).with_name("recipe"))
 
@@ -33,13 +38,44 @@ def measured(argv: list[str], cwd: Path) -> tuple[float, float, float]:
     return time.perf_counter() - begun, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000
 
 
+PAIR = """\
+recipe: pair@1
+inputs: {n: {type: integer, default: 0}}
+steps:
+  a: {run: 'echo {{ inputs.n }} > a', outputs: {o: a}}
+  bb: {run: 'cp {{ steps.a.o }} b', outputs: {o: b}}
+"""
+
+
+def with_history(count: int) -> None:
+    """Print what verbs take after one run, and after so many more."""
+    home = Path(tempfile.mkdtemp(prefix="scale-"))
+    (home / "recipe.yaml").write_text(PAIR)
+    measured([RECIPE, "run", "-q"], home)
+    took: dict[str, list[float]] = {}
+    number = 0
+    for before in (0, count):
+        if before:
+            remember(home, before)
+        for words in ("run n={}", "run", "status", "why a", "show last", "logs last", "runs", "diff"):
+            times = []
+            for _ in range(11):
+                number += 1
+                times.append(measured([RECIPE, *words.format(number).split()], home)[1])
+            took.setdefault(words, []).append(statistics.median(times) * 1000)
+    for words, (first, later) in took.items():
+        print(f"recipe {words:12} {first:6.0f} ms  with {count} runs before it {later:6.0f} ms")
+    shutil.rmtree(home)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="100,1000,10000,100000")
     parser.add_argument("--run-up-to", type=int, default=10_000)
+    parser.add_argument("--history", type=int, default=20_000)
     given = parser.parse_args()
     print(f"{'steps':>7}  {'plan s':>7}  {'plan MB':>7}  {'run s':>7}  {'CPU ms/step':>11}  {'no-op s':>7}  {'no-op MB':>8}")
-    for steps in map(int, given.steps.split(",")):
+    for steps in map(int, filter(None, given.steps.split(","))):
         home = Path(tempfile.mkdtemp(prefix="scale-"))
         write(home, steps, width=min(1000, max(10, steps // 10)))
         plan, _, plan_memory = measured([RECIPE, "plan", "./recipe.yaml"], home)
