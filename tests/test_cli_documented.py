@@ -26,7 +26,9 @@ def test_the_manual_is_what_the_parsers_say() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> None:
-    section = MANUAL.split(f"### recipe {verb}\n")[1].split("\n### ")[0] + MANUAL.split("### Flags of every verb")[1].split("\n### ")[0]
+    parts = {part.partition("\n")[0]: part for part in MANUAL.split("\n### ")}
+    section = parts[f"recipe {verb}"] + parts["Flags of every verb"]
+    section += "".join(parts[f"recipe {other}"] for other in re.findall(r"those of \[recipe (\w+)\]", section))
     assert f"  {verb} " in overview()
     parser, _ = parser_of(verb)
     for action in parser._actions:
