@@ -132,11 +132,6 @@ def test_a_page_that_a_message_names_is_there() -> None:
     assert len(named) > 10 and sorted(name for name in named if not (HOME / "docs" / name).is_file()) == []
 
 
-def test_a_file_of_tests_that_a_page_names_is_there() -> None:
-    named = {name for text in PAGES.values() for name in re.findall(r"`((?:system|unit|contract|library)/\w+\.py)`", text)}
-    assert len(named) > 30 and sorted(name for name in named if not (HOME / "tests" / name).is_file()) == []
-
-
 def test_a_word_that_was_replaced_is_found_with_a_better_one() -> None:
     assert list(words.found("A file\nlies here; test_it_lies_there; belies")) == [(2, "lies", "is"), (2, "lies", "is")]
     assert [word for _, word, _ in words.found("It goes on from there, Whoever reckoned: nobody, nobody@host.")] == [
