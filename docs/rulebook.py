@@ -15,15 +15,14 @@ END: Final = "<!-- rules:end -->"
 
 
 def markdown() -> str:
-    """A list of all rules, then what each needs, its remedy, and from where it is known; then the names of settings."""
+    """What each rule finds and needs, its remedy, and from where it is known; then the names of settings."""
     library = rule_files.load()
-    lines = ["| rule | | what goes wrong |", "|---|---|---|"]
-    lines += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.title)} |" for rule in library.rules]
+    lines: list[str] = []
     for rule in library.rules:
         lines += ["", f"### {rule.id}", "", *_section(rule)]
     lines += ["", "### Names of settings", "", "| a rule says | tools say |", "|---|---|"]
     lines += [f"| `{name}` | {', '.join(f'`{other}`' for other in others)} |" for name, others in library.names.items()]
-    return "\n".join(lines)
+    return "\n".join(lines[1:])
 
 
 def refreshed(text: str) -> str:
@@ -60,7 +59,3 @@ def _plain(text: str) -> str:
 def _named(expression: str) -> str:
     name = re.fullmatch(r"[a-z]+\.([a-z_]+)(?: \|.*)?", expression)
     return f"⟨{name[1]}⟩" if name else "…"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

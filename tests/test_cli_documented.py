@@ -8,12 +8,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runner import errors
 from runner.interface.cli.manual import markdown, refreshed
 from runner.interface.cli.verbs import VERBS, overview, parser_of
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+LIBRARY = {path.name.split("@")[0]: yaml.safe_load(path.read_text("utf-8")) for path in sorted(ROOT.glob("recipes/*@*.yaml"))}
 MANUAL = (ROOT / "docs" / "cli.md").read_text("utf-8")
 
 
@@ -23,7 +26,9 @@ def test_the_manual_is_what_the_parsers_say() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> None:
-    section = MANUAL.split(f"### recipe {verb}\n")[1].split("\n### ")[0] + MANUAL.split("### Flags of every verb")[1].split("\n### ")[0]
+    parts = {part.partition("\n")[0]: part for part in MANUAL.split("\n### ")}
+    section = parts[f"recipe {verb}"] + parts["Flags of every verb"]
+    section += "".join(parts[f"recipe {other}"] for other in re.findall(r"those of \[recipe (\w+)\]", section))
     assert f"  {verb} " in overview()
     parser, _ = parser_of(verb)
     for action in parser._actions:
@@ -60,10 +65,26 @@ def test_a_verb_without_a_section_would_be_noticed(monkeypatch: pytest.MonkeyPat
     assert refreshed(MANUAL) != MANUAL
 
 
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")]), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_names_no_target_or_extra_that_does_not_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
     assert set(re.findall(r"(?:`|^)make ([a-z]+)\b", text, re.MULTILINE)) <= targets
     assert {extra for words in re.findall(r"pip install '[\w.]+\[([\w,]+)\]", text) for extra in words.split(",")} <= extras
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_command_with_a_recipe_of_the_library_gives_the_inputs_that_it_must_have(page: Path) -> None:
+    """As typed, but for what `…` stands for: an input that the recipe has, and each one without a default, unless a preset or a file gives it."""
+    wrong = []
+    for verb, name, rest in re.findall(r"recipe (run|plan|check|offers|pull|submit) ([a-z0-9-]+(?:@\d+)?) ([^`#\n|&>]*)", page.read_text("utf-8")):
+        recipe = LIBRARY.get(name.split("@")[0])
+        given = {word.partition("=")[0].partition(".")[0] for word in rest.split() if re.match(r"[a-z_]+[\w.]*=", word)}
+        if recipe is None or "…" in rest:
+            continue
+        inputs = recipe["inputs"]
+        must = {key for key, says in inputs.items() if "default" not in says and says.get("required", True) and says["type"] != "secret"}
+        if given - inputs.keys() or (must - given and not re.search(r"--preset|-i ", rest)):
+            wrong.append((verb, name, rest, sorted(given - inputs.keys()), sorted(must - given)))
+    assert wrong == []

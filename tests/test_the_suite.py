@@ -73,11 +73,11 @@ def test_where_everything_has_to_run_a_missing_tool_is_a_failure(tmp_path: Path,
 
 
 def test_the_tests_that_the_pages_name_are_there() -> None:
-    """A page that says what shows a thing says nothing once that test has another name."""
+    """A page that says what shows a thing says nothing once that test, or its file, has another name."""
     there = {
         name
         for path in (HOME / "tests").rglob("*.py")
         for name in (path.stem, *re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
     }
     named = {(path.name, name) for path in (HOME / "docs").glob("*.md") for name in re.findall(r"\btest_\w+\b(?!:)", path.read_text())}
-    assert len(named) > 100 and sorted((page, name) for page, name in named if name not in there) == []
+    assert len(named) > 30 and sorted((page, name) for page, name in named if name not in there) == []

@@ -26,12 +26,21 @@ def markdown() -> str:
     counts = Counter(row for own in rows.values() for row in own)
     shared = sorted(row for row, count in counts.items() if count > 1)
     lines += ["", "### Flags of several verbs", "", *_table(shared)]
+    common = {verb: {row: _spelling(action) for row, action in own.items() if row in shared} for verb, own in rows.items()}
+    listed: list[str] = []  # verbs whose flags are all named, so that another one may refer to them
     for verb, (_, says) in VERBS.items():
         lines += ["", f"### recipe {verb}", "", f"{says[:1].upper()}{says[1:]}."]
         if own := [row for row in rows[verb] if row not in shared]:
             lines += ["", *_table(own)]
-        if names := [_spelling(action) for row, action in rows[verb].items() if row in shared]:
-            lines += ["", f"{'Also' if own else 'It has'} [of several verbs](#flags-of-several-verbs): {' · '.join(names)}"]
+        if names := common[verb]:
+            alike = [each for each in listed if common[each].items() <= names.items() and len(names) <= len(common[each]) + 3]
+            if best := max(alike, key=lambda each: len(common[each]), default=""):
+                more = [name for row, name in names.items() if row not in common[best]]
+                text = " · ".join([f"those of [recipe {best}](#recipe-{best})", *more])
+            else:
+                text = " · ".join(names.values())
+                listed += [verb] * (len(names) > 5)
+            lines += ["", f"{'Also' if own else 'It has'} [of several verbs](#flags-of-several-verbs): {text}"]
     return "\n".join(lines)
 
 
