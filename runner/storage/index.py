@@ -162,12 +162,12 @@ class Index:
                 answer[step] = (answer[step] + seconds) / 2 if step in answer else seconds
         return answer
 
-    def made(self, recipe: str, steps: Iterable[str]) -> dict[str, tuple[Made, ...]]:
-        """What each of `steps` gave when it was made last.  Steps never made are absent."""
+    def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
+        """How each of `steps` was made last.  Steps never made are absent."""
         newest = "SELECT step, key, max(made_at) FROM traces WHERE recipe = ? AND step IN (SELECT value FROM json_each(?)) GROUP BY step"
         keys = {step: key for step, key, _at in self._database.all(newest, (recipe, json.dumps(list(steps))))}
         traces = self.traces(list(keys.values()))
-        return {step: traces[key].outputs for step, key in keys.items() if key in traces}
+        return {step: traces[key] for step, key in keys.items() if key in traces}
 
     def published(self, recipe: str | None = None) -> dict[str, Published]:
         """Everything that we have put into the workspace, by path."""
