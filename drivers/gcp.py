@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
@@ -205,7 +205,7 @@ class Gcp:
         }  # fmt: skip
         attached = [{"acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}", "acceleratorCount": shape.gpus}] if shape.attached else []
         disk = {"sourceImage": self._image, "diskSizeGb": offer.data["disk"], "diskType": f"zones/{zone}/diskTypes/pd-balanced"}
-        seconds = max(LEAST, int((order.until - datetime.now(UTC)).total_seconds()))
+        seconds = max(LEAST, int(order.until.timestamp() - time.time()))
         return {
             "name": self._name(order.key),
             "machineType": f"zones/{zone}/machineTypes/{offer.data['shape'].partition('+')[0]}",
@@ -258,7 +258,7 @@ class Gcp:
             return
         if found is not None and found.status not in STOPPED:
             raise Unreachable(f"the instance {lease.id} is {found.status}")
-        seconds = max(LEAST, int((until - datetime.now(UTC)).total_seconds()))
+        seconds = max(LEAST, int(until.timestamp() - time.time()))
         asked = await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
         if asked is None:
             raise HostLost(f"Google has no instance {lease.id} any more")

@@ -115,7 +115,7 @@ class Vastai:
         have = replace(ask.resources, disk=disk * 10**9)
         return Offer(
             "vastai", ask.id, have, price=price + stored, region=ask.region, data=data, market=market, reliability=ask.reliability,
-            disk_price=stored, egress_price=ask.egress_price, longest=ask.longest, fetched=time.time(),
+            disk_price=stored, egress_price=ask.egress_price, longest=ask.longest or None, fetched=time.time(),
         )  # fmt: skip
 
     # --- leases

@@ -46,6 +46,7 @@ class Machine:
     rates: dict[str, float] = field(default_factory=dict)
     stuck: bool = False
     fails: bool = False
+    impostor: bool = False
     preemptible: bool = False
 
 
@@ -106,7 +107,7 @@ class Account(Generic[M]):
         self.note("created", machine)
         if luck is not None:
             machine.listed += luck.random.uniform(min(1.0, amount(self._faults, "late")), amount(self._faults, "late"))
-            machine.stuck, machine.fails = luck.strikes("stuck"), luck.strikes("failed")
+            machine.stuck, machine.fails, machine.impostor = luck.strikes("stuck"), luck.strikes("failed"), luck.strikes("impostor")
         return machine
 
     def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:

@@ -77,7 +77,8 @@ class Machines:
         for found in (place / "home").iterdir() if boot.kept is not None else ():
             if found.name not in (boot.kept or ()):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
-        _written(place / "env", json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env)}))
+        nowhere = {"RECIPE_SSHD_KEYS": str(place / "unseen")} if self._world.account.machines[name].impostor else {}
+        _written(place / "env", json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}))
         _written(place / "keys", "".join(f"{key}\n" for key in boot.keys))
         (place / "bin").mkdir(exist_ok=True)
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]

@@ -82,6 +82,7 @@ class Running:
     brought: TaskResult | None = None
     stopped: bool = False  # we asked for its end
     asked: bool = False  # we asked it to save and to end by itself
+    saved: int = 0  # bytes of checkpoints that were brought here while it ran
 
     @property
     def told(self) -> str:
@@ -284,7 +285,7 @@ class Attempts:
         task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
         if states:
             task.processes = self.processes(spec, running.number, running.site)
-            task.round = functools.partial(self._told, running.site)
+            task.round = functools.partial(self._told, running)
         if spec.sync and not seat.rank:
             from ..hosts.output_sync import Synced
 
@@ -432,10 +433,12 @@ class Attempts:
                 same.append(attempt.recall_object(made, name))
         return all(same)
 
-    def _told(self, site: Site, round: Round) -> None:
+    def _told(self, running: Running, round: Round) -> None:
         """What a checkpoint sync reports to the user."""
+        if round.brought:
+            running.saved += round.size
         for words in (round.problem, round.warning):
             if words:
-                self.commits.say(f"{site.name}: {words}")
+                self.commits.say(f"{running.site.name}: {words}")
         for name, why in round.passed:
-            self.commits.say(f"checkpoint {name} on {site.name} is passed over: {why}")
+            self.commits.say(f"checkpoint {name} on {running.site.name} is passed over: {why}")

@@ -223,6 +223,8 @@ def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
         found["python"] = python
     if running.goes_on is not None:
         found["continued_from"] = running.goes_on
+    if running.saved:
+        found["checkpoint_bytes"] = running.saved
     return found
 
 

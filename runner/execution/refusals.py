@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..hosts.needs import Takes
     from ..hosts.pool import HostPool
-    from ..storage.index import Made
+    from ..storage.index import Trace
 
 SPARE: Final = 600.0
 """Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
@@ -124,25 +124,32 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
     estimated = estimates.of_plan(ws, found.plan, found.todo)
-    earlier, made = ws.store.index.expected(found.plan.recipe, ids), ws.store.index.made(found.plan.recipe, ids)
+    earlier, made = ws.store.index.expected(found.plan.recipe, ids), ws.store.index.last(found.plan.recipe, ids)
     answer = {}
     for need, steps in by_need.items():
         seconds, sizes = [], []
         for n in steps:
             between = estimated[n].seconds if n in estimated else None
             seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
-            sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id)))
+            sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id), seconds[-1]))
         hours, home = _sum(seconds), _sum(sizes)
         every = max((state.every for n in steps for state in specs[n].state if state.every is not None), default=None)
         answer[need] = Takes(None if hours is None else hours / 3600, None if home is None else int(home), every)
     return answer
 
 
-def _comes_home(ws: Workspace, found: Survey, n: int, made: Sequence[Made] | None) -> int | None:
-    """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here."""
+def _comes_home(ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None) -> float | None:
+    """Bytes of what a step gave when it was made last, but for what stays where it was made; None where not all of it is here.
+
+    With what came in checkpoints then, as many of them as come in so many seconds.
+    """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
-    contents = [each.content for each in made if each.name not in staying] if made is not None else None
-    return None if contents is None or not all(map(ws.objects.has, contents)) else sum(map(ws.objects.size, contents))
+    contents = [each.content for each in made.outputs if each.name not in staying] if made is not None else None
+    if made is None or contents is None or not all(map(ws.objects.has, contents)):
+        return None
+    saved = made.facts.get("checkpoint_bytes")
+    share = seconds / made.seconds if seconds is not None and made.seconds else 1.0
+    return sum(map(ws.objects.size, contents)) + (saved * share if isinstance(saved, int) else 0.0)
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:

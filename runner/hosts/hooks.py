@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
 
-from drivers.base import Command, Exit, Job
+from drivers.base import Command, Exit, HostLost, Job
 
 from ..digest import of_value
 from ..errors import CannotRun
@@ -54,6 +54,8 @@ class Hooks:
                 return
             for command in commands:
                 exit, said = await self.do("setup", command)
+                if exit.reason == "lost":
+                    raise HostLost(f"{self.site.name} was lost in its setup")
                 if exit.code != 0:
                     raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
             await self.site.folder.note(note)

@@ -130,7 +130,7 @@ class KeptLeases(Leases):
     async def _start(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
         """Carry out the intent to have the machine run; None when it cannot."""
         try:
-            await self._call(partial(self._pausing().start, lease_of(machine), until), LONG)
+            await self.call(partial(self._pausing().start, lease_of(machine), until), LONG)
         except NoCapacity as error:
             self._move(use, "GONE", reason=f"the kept machine cannot be started: {error}")
             return None
@@ -187,7 +187,7 @@ class KeptLeases(Leases):
         for tried in range(SOON):
             if tried:
                 await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self._call(partial(self._pausing().stop, lease_of(machine)), SOON)
+            gone = await self.call(partial(self._pausing().stop, lease_of(machine)), SOON)
             if gone:
                 break
         crashpoint("release-asked")
@@ -218,7 +218,7 @@ class KeptLeases(Leases):
 
     async def stands(self, machine: LeaseRow) -> Literal["runs", "stopped", "gone"]:
         """What the provider says of a kept machine.  Raises DriverError."""
-        return await self._call(partial(self._pausing().stands, lease_of(machine)), SOON)
+        return await self.call(partial(self._pausing().stands, lease_of(machine)), SOON)
 
     def _pausing(self) -> Pausing:
         if not isinstance(self.driver, Pausing):

@@ -50,12 +50,16 @@ from ..retry import Policy, pause, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
-from .money import committed
-from .resting import RESTS, denial, denied
+from .money import ENDING, committed
+from .resting import FAILED, RESTS, TAKEN, denial, denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
 """Seconds after which a lease is asked for another term."""
+SLOW: Final = 600.0
+"""Seconds after which a machine that comes up is spoken of."""
+OVERDUE: Final = "its time is over"
+"""Why a machine is given back that is past its time."""
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
 SOON: Final = 3
@@ -136,7 +140,7 @@ class Leases:
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """What would satisfy `wish`.  Raises DriverError."""
-        return await self._call(partial(self.driver.offers, wish), SOON)
+        return await self.call(partial(self.driver.offers, wish))
 
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
@@ -167,7 +171,7 @@ class Leases:
             lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
         except (NoCapacity, Denied, Rejected) as error:
             if error.lease is None:
-                why = denial(self.settings, await _account(self.driver), str(error)) if isinstance(error, Denied) else str(error)
+                why = denial(self.settings, await _account(self), str(error)) if isinstance(error, Denied) else f"{TAKEN}: {error}"
                 self._move(row, "GONE", reason=why)
             else:  # refused, and yet there: it is given back
                 await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
@@ -191,12 +195,17 @@ class Leases:
 
     async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
         """Wait for the machines of a lease.  Raises HostLost, after the lease was given back, when it is gone or does not come up in time."""
-        traits = self.driver.traits
-        deadline = time.monotonic() + traits.comes_up.total_seconds()
+        traits, began = self.driver.traits, time.monotonic()
+        deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
         while not (hosts := await self._hosts(row)):
+            if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
+                slow, words = False, f"it has been coming up for {SLOW / 60:g} minutes"
+                self.say(f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}")
+                self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
-                await self.release(row, "it did not come up")
-                raise HostLost(f"it did not come up within {traits.comes_up.total_seconds() / 60:g} minutes")
+                late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes"
+                await self.release(row, late)
+                raise HostLost(late)
             if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
                 self._waits = self.driver.waits
                 self.say(self._waits)
@@ -208,9 +217,10 @@ class Leases:
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         try:
-            return await self._call(partial(self.driver.hosts, lease_of(row)), LONG)
+            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG)
         except HostLost as error:
-            await self.release(row, f"{TAKEN_AWAY}: {error}" if row.state == "UP" and offer_of(row).market == "spot" else str(error))
+            taken = row.state == "UP" and offer_of(row).market == "spot"
+            await self.release(row, f"{TAKEN_AWAY}: {error}" if taken else str(error) if row.state == "UP" else f"{FAILED}: {error}")
             raise
 
     async def release(self, row: LeaseRow, reason: str) -> bool:
@@ -234,14 +244,17 @@ class Leases:
         for tried in range(SOON):
             if tried:
                 await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self._call(partial(self.driver.release, lease), SOON)
+            gone = await self.call(partial(self.driver.release, lease))
             if gone:
                 break
         crashpoint("release-asked")
         return gone
 
     async def adopt(self) -> list[LeaseRow]:
-        """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes.  Raises DriverError."""
+        """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
+
+        So does what is past its time, unless nothing but us ends it and there is money for more.  Raises DriverError.
+        """
         kept = []
         for found in self.ledger.of_run(self.run):
             if found.state == "GONE" or found.driver != self.name:
@@ -249,8 +262,11 @@ class Leases:
             row = self.ledger.take(found, self.holder)
             if row.state == "ASKED":
                 row = await self._looked_for(row)
-            if row.state == "RELEASING":
-                await self.release(row, row.reason)
+            if row.price and row.state in ("COMING", "UP") and row.until <= time.time() and self.driver.traits.ends == "nothing":
+                row = await self.renew(row)
+            if row.state == "RELEASING" or (row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
+                with suppress(DriverError):  # asked again by `again`
+                    await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
                 self.heard(row.state, row)
                 kept.append(row)
@@ -269,17 +285,17 @@ class Leases:
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
         until = self.budget.until(row.price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
-        if until.timestamp() <= row.until:
+        if until.timestamp() <= max(row.until, time.time() + ENDING):  # of one past its time, where nothing is left
             return row
         if self.driver.traits.replays:
             row = self.ledger.extend(row, until.timestamp())
             order = Order(offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image)
-            await self._call(partial(self.driver.acquire, order), SOON)
+            await self.call(partial(self.driver.acquire, order))
         elif self.driver.traits.ends == "nothing":
             row = self.ledger.extend(row, until.timestamp())
         elif isinstance(self.driver, Prolonging):
             row = self.ledger.extend(row, until.timestamp())
-            await self._call(partial(self.driver.prolong, lease_of(row), until), SOON)
+            await self.call(partial(self.driver.prolong, lease_of(row), until))
         return row
 
     async def again(self) -> list[LeaseRow]:
@@ -296,7 +312,7 @@ class Leases:
     async def denied(self) -> None:
         """Raises Denied while the provider rests that refused the last order to this account with these settings."""
         row = self.ledger.last(self.name)
-        if row is not None and denied(row, time.time()) and row.reason.startswith(begins := denial(self.settings, await _account(self.driver), "")):
+        if row is not None and denied(row, time.time()) and row.reason.startswith(begins := denial(self.settings, await _account(self), "")):
             again = f"it is asked again with other settings of [drivers.{self.name}], or in {RESTS['denied'] / 60:g} minutes"
             raise Denied(f"{row.reason.removeprefix(begins)} ({again})")
 
@@ -317,20 +333,20 @@ class Leases:
         for row in self.ledger.of_run(self.run):
             if row.lease and row.driver == self.name and not row.machine:  # of a kept machine the provider tells all that it ever cost
                 since = datetime.fromtimestamp(row.asked, UTC)
-                if charged := await self._call(partial(self.driver.charges, lease_of(row), since), SOON):
+                if charged := await self.call(partial(self.driver.charges, lease_of(row), since)):
                     self.ledger.charge(row, sum(charge.usd for charge in charged))
 
     async def listed(self, row: LeaseRow) -> bool:
         """Whether the provider has the machine of a lease still.  Raises DriverError."""
-        return row.key in {lease.key for lease in await self._call(self.driver.leases, SOON)}
+        return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
 
     async def strangers(self) -> list[Lease]:
         """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
-        found = await self._call(self.driver.leases, SOON)
+        found = await self.call(self.driver.leases)
         states = self.ledger.states(self.name)
         for lease in found:
             if states.get(lease.key) == "GONE":
-                await self._call(partial(self.driver.release, lease), SOON)
+                await self.call(partial(self.driver.release, lease))
         return [lease for lease in found if lease.key not in states]
 
     async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
@@ -350,7 +366,7 @@ class Leases:
         for again in (False, True):
             if again:
                 await asyncio.sleep(self.driver.traits.settles.total_seconds())
-            for lease in await self._call(self.driver.leases, LONG):
+            for lease in await self.call(self.driver.leases, LONG):
                 if lease.key == row.key:
                     return lease
         return None
@@ -361,7 +377,7 @@ class Leases:
         self.heard(row.state, moved)
         return moved
 
-    async def _call(self, ask: Callable[[], Awaitable[_T]], tries: int) -> _T:
+    async def call(self, ask: Callable[[], Awaitable[_T]], tries: int = SOON) -> _T:
         """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
 
         async def readable() -> _T:
@@ -375,10 +391,10 @@ class Leases:
         return await retry_async(readable, patient(tries))
 
 
-async def _account(driver: Driver) -> Sequence[tuple[str, str]]:
-    """What a provider says of the account now, where it can be asked."""
+async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
+    """What the provider says of the account now, where it can be asked."""
     with suppress(DriverError):
-        return await driver.account() if isinstance(driver, Accounted) else ()
+        return await leases.call(leases.driver.account) if isinstance(leases.driver, Accounted) else ()
     return ()
 
 

@@ -65,6 +65,15 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
     return Need(wants.cpus, wants.memory, wants.gpus, wants.gpu, wants.gpu_memory, wants.disk, market=market, image=image)
 
 
+def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:
+    """What is asked of a driver for a need: a machine that lasts for as long as its steps take, where that is known.
+
+    `taking`: what the steps of each need take, on any market.
+    """
+    takes = taking.get(replace(need, market="any"), Takes())
+    return Wish(need, hours=takes.hours, home=takes.home, filters=filters)
+
+
 def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     """On which market the driver of these settings rents.  Raises CannotRun."""
     known: dict[object, AnyMarket] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}

@@ -62,8 +62,9 @@ def total(offer: Offer, wish: Wish) -> float | None:
     return None if wish.hours is None else offer.price * wish.hours + egress(offer, wish.home)
 
 
-def cheapest(offers: Sequence[Offer], hours: float | None, home: int | None) -> Sequence[Offer]:
+def cheapest(offers: Sequence[Offer], wish: Wish) -> Sequence[Offer]:
     """The same by their totals: in the driver's order where the time or the size is not known, or egress costs the same everywhere."""
+    hours, home = wish.hours, wish.home
     if hours is None or not home or len({offer.egress_price for offer in offers}) < 2:
         return offers
     return sorted(offers, key=lambda offer: offer.hourly * hours + egress(offer, home))
@@ -104,7 +105,7 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
     for name, driver in drivers.items():
         for wish in wishes:
             try:
-                offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish.hours, wish.home)
+                offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
                 image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
                 ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices, image) if words)

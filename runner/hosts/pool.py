@@ -29,6 +29,7 @@ from drivers.base import (
     Offer,
     Rejected,
     Skipping,
+    Unreachable,
     Wish,
 )
 
@@ -48,9 +49,9 @@ from .inventory import IDLE, Inventory, named
 from .kept import KeptLeases
 from .lease_upkeep import LeaseUpkeep
 from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
-from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for
+from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
 from .offering import cheapest, left_out
-from .resting import RESTS, resting
+from .resting import FAILED, LACKS, RESTS, resting
 from .sites import Site
 
 BOOTS = 3
@@ -181,8 +182,8 @@ class HostPool:
         await self.head.open(self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run))
         for row in self.earlier:
             self.leases.inherit(row)
+        kept = _by_machine(await self.leases.adopt())  # before what others left: what is ours may be past its time, and steps of ours run there
         await self._upkeep.tidy()
-        kept = _by_machine(await self.leases.adopt())
         if self.priced:
             self.here.capacity.slots = len(os.sched_getaffinity(0))
         else:
@@ -232,10 +233,10 @@ class HostPool:
                 found.add(need)
                 continue
             await self._of().denied()
-            if offers := await self._offers(Wish(need, filters=self.where)):
+            if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
                 if isinstance(driver, Accounted):
-                    await driver.solvent()
+                    await self._of().call(driver.solvent)
                 if short := self._of().budget.pays(need, offers[0]):
                     raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             else:
@@ -253,7 +254,7 @@ class HostPool:
         await self._of().denied()
         while len(tried) < BOOTS:
             # Asked anew each time: what was quoted before the last machine failed may be gone, or dearer.
-            offers = [offer for offer in await self._offers(Wish(need, filters=self.where)) if offer.id not in asked]
+            offers = [offer for offer in await self._offers(wish_for(need, self.taking, self.where)) if offer.id not in asked]
             now = time.time()
             offer = min(offers, key=resting(self._of().ledger.since(now - max(RESTS.values())), self.name, now).has, default=None)
             if offer is None:
@@ -382,8 +383,7 @@ class HostPool:
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
         leases = self._of()
-        takes = self.taking.get(replace(wish.need, market="any"), Takes())
-        offers = cheapest(await leases.offers(wish), takes.hours, takes.home)
+        offers = cheapest(await leases.offers(wish), wish)
         if isinstance(leases.driver, Skipping):
             for host, why in leases.driver.left_out.items():
                 self.say(f"{host} is left out: {why}")
@@ -433,28 +433,35 @@ class HostPool:
     ) -> Sequence[Site]:
         """The place that these leases on one machine give us, or the nodes of a lease, when they are up; empty when they are gone, and given back.
 
-        Raises CannotRun.
+        One that was rented just now and cannot be used is given back, too: its offer failed.  Raises CannotRun, and what `ready` raises.
         """
+        sites: list[Site] = []
         try:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
-                rows = [row for row, _ in leased]
-                hosts = leased[0][1]
+            rows = [row for row, _ in leased]
+            hosts = leased[0][1]
+            with self._usable(offer) if ready is None else _disposable(DriverError, Infrastructure, CannotRun):
                 if self.priced:
                     cuda = self.where.get("cuda") or str(self._of().settings.get("cuda", ""))
                     await measure(offer, need_of(rows[0]), hosts[0], self._of().driver.traits.image, cuda)
                     self._of().measured(rows[0])
                 traits = self._of().driver.traits
                 lease = lease_of(rows[0])
-                sites = [await self._connector.place(offer, lease, host, traits, places=len(rows), reached=reached) for host in hosts]
+                for host in hosts:
+                    sites.append(await self._connector.place(offer, lease, host, traits, places=len(rows), reached=reached))
+            if ready is not None:
+                with _disposable(HostLost, Unreachable):
+                    for site in sites:
+                        await ready(site)  # before any step can be started there
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
+            for site in sites:
+                await site.aclose()
             await self._of().close({row.key for row in rows}, str(error))
             return ()
         for site, host in zip(sites, hosts, strict=True):
             site.image = need_of(rows[0]).image
-            if ready is not None:
-                await ready(site)  # before any step can be started there
             self.inventory.add(site, offer, rows)
             if isinstance(host, Ending):
                 site.leave_at, site.notice = host.until - host.grace, timedelta(seconds=host.grace * SAVES)
@@ -463,6 +470,15 @@ class HostPool:
                 if self._of().driver.traits.notice:
                     self._upkeep.watch(site, host)
         return sites
+
+
+@contextlib.contextmanager
+def _disposable(*faults: type[Exception]) -> Iterator[None]:
+    """A machine that was rented just now, and with which one of these `faults` is met, is as good as gone: the next offer is taken."""
+    try:
+        yield
+    except faults as error:
+        raise HostLost(str(error) if str(error).startswith(LACKS) else f"{FAILED}: {error}") from error
 
 
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:

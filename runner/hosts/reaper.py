@@ -21,7 +21,7 @@ from ..storage.store import Store, home
 from ..storage.workspace import Workspace
 from .budget import TERM
 from .kept import KeptLeases
-from .leases import Leases, driver_of, plain
+from .leases import OVERDUE, Leases, driver_of, plain
 
 Standing: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
@@ -46,7 +46,7 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
     if row.kept and row.state != "RELEASING":
         return Fate(False, f"{KEPT} {row.stack}")
     if row.until <= now:
-        return Fate(True, "its time is over")
+        return Fate(True, OVERDUE)
     if row.machine and not row.run and row.state != "RELEASING":
         return Fate(False, f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}")
     if standing == "live":

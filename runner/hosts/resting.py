@@ -25,10 +25,15 @@ RESTS: Final[Mapping[Failure, float]] = {
 """Seconds for which an offer that failed so is taken last, or a provider that denied an order is sent no other with the same settings."""
 ZONE: Final = 2
 """Offers of one zone that rest, from which on the whole zone does."""
+TAKEN: Final = "it cannot be had"
+"""How the reason begins of an order that was refused."""
+FAILED: Final = "it did not come up"
+"""How the reason begins for which a machine was given back that was gone, or of no use, before a step ran there."""
 LACKS: Final = "it is less than was sold"
 """How the reason begins for which such a machine was given back."""
 DENIED: Final = "the account is refused"
 """How the reason begins of an order that the provider refuses, whatever is asked for: it rests until the settings change, or its time is over."""
+_BY_REASON: Final[Mapping[str, Failure]] = {TAKEN: "taken", FAILED: "failed", LACKS: "lacks", DENIED: "denied"}
 
 
 class Resting(NamedTuple):
@@ -55,16 +60,8 @@ def resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
 
 
 def failure(row: LeaseRow) -> Failure | None:
-    """How a lease failed; None where it did not."""
-    if row.state != "GONE":
-        return None
-    if row.reason.startswith(DENIED):
-        return "denied"
-    if row.reason.startswith(LACKS):
-        return "lacks"
-    if row.up is not None:
-        return None
-    return "failed" if row.lease else "taken"
+    """How a lease failed; None where it did not: one that was cancelled on its way up says nothing of its offer."""
+    return next((what for begins, what in _BY_REASON.items() if row.reason.startswith(begins)), None) if row.state == "GONE" else None
 
 
 def denial(settings: Mapping[str, object], account: Iterable[tuple[str, str]], why: str) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
@@ -130,7 +131,7 @@ async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Make what the machine of a stack needs beside itself, and the bucket of its store, where they are missing.  Answers what was made."""
     from drivers.base import Ensuring
 
-    made = [*await leases.driver.ensure()] if isinstance(leases.driver, Ensuring) else []
+    made = [*await leases.call(leases.driver.ensure)] if isinstance(leases.driver, Ensuring) else []
     if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
         made.append(f"the store {store.url}")
     return made
@@ -140,7 +141,7 @@ async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Remove what `ensure` made, but for results.  Answers what was removed and what stays."""
     from drivers.base import Ensuring
 
-    told = [*await leases.driver.drop()] if isinstance(leases.driver, Ensuring) else []
+    told = [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
     store = _bucket(ws, stack)
     return told if store is None else [*told, f"the store {store.url} stays, with the results in it"]
 
@@ -202,5 +203,5 @@ async def host(leases: KeptLeases) -> Host | None:
     from .leases import lease_of
 
     machine = leases.machine()
-    found = await leases.driver.hosts(lease_of(machine)) if machine is not None and machine.lease else None
+    found = await leases.call(partial(leases.driver.hosts, lease_of(machine))) if machine is not None and machine.lease else None
     return found[0] if found else None

@@ -168,13 +168,13 @@ class Index:
                 answer[step] = (answer[step] + seconds) / 2 if step in answer else seconds
         return answer
 
-    def made(self, recipe: str, steps: Iterable[str]) -> dict[str, tuple[Made, ...]]:
-        """What each of `steps` gave when it was made last.  Steps never made are absent."""
+    def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
+        """How each of `steps` was made last.  Steps never made are absent."""
         newest = "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
         query = f"SELECT value, ({newest}) FROM json_each(?)"  # noqa: S608
         keys = {step: key for step, key in self._database.all(query, (recipe, json.dumps(list(steps)))) if key}
         traces = self.traces(list(keys.values()))
-        return {step: traces[key].outputs for step, key in keys.items() if key in traces}
+        return {step: traces[key] for step, key in keys.items() if key in traces}
 
     def published(self, recipe: str | None = None) -> dict[str, Published]:
         """Everything that we have put into the workspace, by path."""

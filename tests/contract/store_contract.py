@@ -217,7 +217,7 @@ def test_the_time_a_step_may_take_is_known_from_earlier_ones(store: Store, claim
     mine = [trace("1", seconds=10, made_at=1), trace("2", seconds=20, made_at=2)]
     store.runs.group("r1", claimed, changes=Changes(traces=[*mine, trace("3", step="b"), trace("4", recipe="x@1")]))
     assert store.index.expected("tool@1", ["a", "c"]) == {"a": 15} and store.index.expected("tool@1", []) == {}
-    assert store.index.made("tool@1", ["a", "c"]) == {"a": mine[1].outputs}
+    assert store.index.last("tool@1", ["a", "c"]) == {"a": mine[1]}
 
 
 def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: int) -> None:

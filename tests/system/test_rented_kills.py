@@ -2,7 +2,7 @@
 
 No workspace ever has two machines at once, no step ends twice, and what a run brings home is what a run here makes.
 
-RECIPE_RENTED_KILLS says how many kills at random moments there are, beside one at each crash point; without it there is one, beside one at two points.
+RECIPE_RENTED_KILLS says how many kills at random moments there are, beside one at each crash point.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from tests.fake_provider import Provider, provider
 from tests.rented import TRAIN, alive, key_of_the_account, rents
 from tests.support import Space
 
-KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "1"))
-EVERY = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
-POINTS = EVERY if "RECIPE_RENTED_KILLS" in os.environ else ("lease-asked", "release-asked")
+KILLS = int(os.environ.get("RECIPE_RENTED_KILLS", "18"))
+POINTS = ("lease-intended", "lease-asked", "lease-recorded", "lease-up", "release-intended", "release-asked", "release-proved")
 WAVE = 12
 """Kills before everything is reaped: each machine that a dead run leaves is a process here."""
 PATIENCE = 600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -83,10 +84,33 @@ def test_a_step_whose_machines_are_all_gone_fails_with_the_reason(space: Space) 
     assert provider(space) == []
 
 
+def test_checkpoints_that_came_home_count_among_the_bytes_of_the_next_run(space: Space) -> None:
+    cloud(space)
+    recipe = (
+        "steps:\n  s: {{run: 'head -c 100000 /dev/zero > ckpt/step-1; echo {} > o', resources: {{gpus: 1}}, outputs: {{o: o}},\n"
+        "      state: {{ckpt: {{path: ckpt, checkpoint: 'step-*', keep: 2}}}}}}\n"
+    )
+    space.recipe(recipe.format(1))
+    space.run(settings=RENTED)
+    assert "100 kB of checkpoints brought here" in space.command("why", "s")[1]
+    space.recipe(recipe.format(2))
+    code, out, said = space.command("offers", "recipe.yaml", "--driver", "loopback", "--json")
+    assert code == 0 and json.loads(out)[0]["bytes_home"] == 2 + 100_000, said
+
+
 @pytest.mark.parametrize("call", [2, 3, 4])  # while it is asked what it has, and its agent and files are reached
 def test_a_step_whose_machine_is_lost_runs_on_another(space: Space, call: int) -> None:
     cloud(space, faults={"lost_on_call": call})
     space.recipe("steps:\n  s: {run: 'sleep 0.5; echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.run(settings=RENTED)
+    assert provider(space) == ["created", "destroyed"] * 2
+
+
+# While it is measured, while it is asked what it has, and in its setup.
+@pytest.mark.parametrize(("fault", "call"), [("lost_on_call", 1), ("unreachable_on_call", 1), ("unreachable_on_call", 3), ("lost_on_call", 5)])
+def test_a_machine_that_is_of_no_use_before_a_step_runs_there_costs_an_offer(space: Space, fault: str, call: int) -> None:
+    cloud(space, faults={fault: call, "unreachable": 1})
+    space.recipe("setup: ['sleep 0.2']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -77,6 +79,18 @@ def test_what_nobody_offers_is_refused_with_why_and_rents_nothing(
     space.recipe(f"steps:\n  s: {{run: 'echo 1 > o', resources: {{{resources}}}, outputs: {{o: o}}}}\n")
     code, _, said = space.command("run", "--driver", "vastai", "--where", where)
     assert code == 5 and all(word in said for word in words) and ours(market) == [], said
+
+
+def test_machines_that_are_there_for_less_time_than_the_steps_take_are_left_out(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rents(space, market, monkeypatch)
+    space.recipe(RECIPE.replace("resources: {gpus: 1}, ", "").replace("echo 1", "echo 2"))
+    space.run()
+    with contextlib.closing(sqlite3.connect(space.root / ".recipe/recipe.db")) as db, db:
+        db.execute("UPDATE traces SET seconds = 1e9")
+    code, said = refused(space, "run", "--driver", "vastai", "--yes")
+    assert code == 5 and "not for that long" in said and ours(market) == []
 
 
 def test_an_order_that_the_provider_refuses_names_where_to_look_and_rents_nothing(

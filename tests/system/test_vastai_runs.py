@@ -207,20 +207,26 @@ def test_a_machine_that_shows_another_host_key_than_it_was_given_is_never_used(
     real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who answers in its place gets no data."""
-    proved = cloud.prove
-    monkeypatch.setattr(cloud, "prove", lambda installation, _key: proved(installation, "another"))
 
     async def act(driver: Vastai, lease: Lease) -> None:
-        shown, other = None, cloud.public(driver._installation.host_key("another")).split()[1]
+        given = cloud.public(driver._installation.host_key(lease.key))
+        login = asyncssh.import_private_key(driver._installation.login(lease.key))
+        has, address = "", None
         async with asyncio.timeout(30):
-            while shown is None or shown.export_public_key().decode().split()[1] != other:
+            while has.split()[:2] != given.split()[:2]:  # as a client that believes whatever key is shown
                 assert await driver.hosts(lease) is None
-                if (address := (await driver._alive(lease)).address) is not None:
-                    with contextlib.suppress(OSError, asyncssh.Error):
-                        shown = await asyncssh.get_server_host_key(*address)
+                if address is None and (address := (await driver._alive(lease)).address) is None:
+                    continue
+                with contextlib.suppress(OSError, asyncssh.Error):
+                    async with asyncssh.connect(*address, known_hosts=None, username="root", client_keys=[login], config=None) as there:
+                        has = str((await there.run("cat $RECIPE_SSHD_KEYS/*.pub")).stdout)
+        assert address is not None and (shown := await asyncssh.get_server_host_key(*address)) is not None
+        assert shown.export_public_key().decode().split()[1] != given.split()[1]
         assert [await driver.hosts(lease) for _ in range(3)] == [None] * 3
 
+    real.ask("/_faults", "boot=0.3,foreign=30,impostor@create=once")
     on_machine(real, tmp_path, monkeypatch, act)
+    assert "impostor" not in json.loads(real.ask("/_faults"))["faults"]
 
 
 def test_a_login_that_is_refused_is_let_in_again_and_a_destroyed_machine_is_lost(

@@ -223,6 +223,17 @@ def test_every_fault_is_in_the_guide(name: str, what: str) -> None:
     assert f"| `{name}` | {'chance' if name in CHANCES else 'amount'} | {what} |" in guide
 
 
+def test_what_the_guide_calls_reproduced_has_a_fault_and_a_test() -> None:
+    root = Path(__file__).parents[2]
+    table = (root / "docs" / "fakes.md").read_text("utf-8").partition("## What is reproduced")[2].partition("\n## ")[0]
+    tests = "".join(path.read_text("utf-8") for folder in ("unit", "system") for path in (root / "tests" / folder).glob("test_*.py"))
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 40
+    for _provider, behaviour, faults, test in rows:
+        assert parse(faults.replace("`", "").replace("always", "").replace(", ", "=1,") + "=1" * (faults != "always")) or faults == "always"
+        assert f"def test_{test.strip('`')}" in tests, behaviour
+
+
 def test_the_luck_of_a_chance_is_about_that_chance() -> None:
     faults = list(parse("lost@create=0.25"))
     assert 200 < sum(Luck(faults, f"0/{number}", "create").strikes("lost") for number in range(1000)) < 300

@@ -10,6 +10,7 @@ import asyncio
 import time
 from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -21,19 +22,18 @@ from runner.hosts.kept import KeptLeases
 from runner.hosts.money import leave_at
 from runner.settings import Stack
 from runner.storage.ledger import LeaseRow
-from tests.unit.test_rented_model import SCHEDULES, Model, ModelWire, Schedule, wrong
+from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
 from tests.unit.test_rented_model import installation as installation  # a fixture
+from tests.virtual import ModelWeb, VastaiModel, wired
 
 STACK = Stack("tiny", "vastai", keep="stopped", auto_stop="4h")
 TIMES = max(1, SCHEDULES // 5)
 
 
-class Pausing(Model):
+class Pausing(VastaiModel):
     """The driver, whose machine stops itself when its time is over.  `times`: when that is, by its mark."""
 
-    def __init__(self, wire: ModelWire, installation: str, times: dict[str, float]) -> None:
-        super().__init__(wire, installation)
-        self.times = times
+    times: dict[str, float]
 
     async def acquire(self, order: Order) -> Lease:
         self.times[self._installation.mark(order.key)] = order.until.timestamp()
@@ -46,7 +46,7 @@ class Pausing(Model):
         asyncio.get_running_loop().call_later(until.timestamp() - time.time(), self._over, mark)
 
     def _over(self, mark: str) -> None:
-        world = self._model.world
+        world: Any = self._wire.web.world  # type: ignore[attr-defined]
         world.account.advance(asyncio.get_running_loop().time())
         for machine in world.account.alive():
             if machine.mark == mark and machine.wanted == "running" and self.times[mark] <= time.time() + 1:
@@ -58,16 +58,17 @@ class KeptSchedule(Schedule):
 
     leases: type[KeptLeases]
 
-    def __init__(self, seed: int, installation: str, wire: type[ModelWire] = ModelWire, leases: type[KeptLeases] = KeptLeases) -> None:
-        super().__init__(seed, installation, wire, leases)
+    def __init__(self, seed: int, installation: str, wire: type[ModelWeb] = ModelWeb, leases: type[KeptLeases] = KeptLeases) -> None:
+        super().__init__(seed, installation, wire, leases, "vastai")
         self.limit, self.jumps, self.few = None, False, False
         self.times: dict[str, float] = {}
         self.stack = asyncio.Lock()
         self.down = False
 
     def process(self, run: str) -> KeptLeases:
-        driver = Pausing(self.wire(self.world, self.luck, self.look), self.installation, self.times)
-        made = self.leases(driver, "vastai", self.ledger, run, "/ws", self.heard)
+        driver = wired(Pausing, self.wire("http://model", self.world, self.luck, self.look), self.installation)
+        driver.times = self.times
+        made = self.leases(driver, self.name, self.ledger, run, "/ws", self.heard)
         made.budget.least = 60.0
         made.of(STACK)
         made.keep_alive = self.luck.random() < 0.3
@@ -133,7 +134,7 @@ class Forgetful(KeptLeases):
     """Starts its machine before it is noted for whom."""
 
     async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
-        await self._call(lambda: self._pausing().start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
+        await self.call(lambda: self._pausing().start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
         return await super()._started(use, machine, until)
 
 

@@ -184,6 +184,20 @@ def test_a_machine_that_is_gone_or_never_comes_up_is_given_back(tmp_path: Path) 
     assert alive(tmp_path) == 0
 
 
+def test_a_machine_that_takes_long_to_come_up_is_told_once_and_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW", 0.0)
+
+    async def act(leases: Leases) -> None:
+        said, moves = list[str](), list[tuple[str, str, str]]()
+        leases.say, leases.heard = said.append, lambda before, row: moves.append((before, row.state, row.reason))
+        row = await rented(leases)
+        assert row is not None and (await leases.up(row))[0].state == "UP"
+        assert said == [f"loopback {row.key}: it has been coming up for 0 minutes; it is given up after 15"]
+        assert moves[2:] == [("COMING", "COMING", "it has been coming up for 0 minutes"), ("COMING", "UP", "")]
+
+    on(tmp_path, act, faults={"coming": 3})
+
+
 def test_the_process_that_lost_its_leases_to_another_moves_them_no_more(tmp_path: Path) -> None:
     async def act(leases: Leases) -> None:
         row = await rented(leases)
@@ -260,6 +274,34 @@ def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_tha
         assert leases.budget.left() == pytest.approx(2.0 - 0.6), "half an hour of the first; the second would be there still"
 
     on(tmp_path, act)
+
+
+def test_a_machine_past_its_time_is_kept_by_who_resumes_its_run_where_the_limit_pays_for_more_and_else_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begun(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        leases.ledger.extend((await leases.up(row))[0], time.time() - 60)
+
+    async def refused(_lease: Lease) -> bool:
+        raise Unreachable
+
+    for limit, kept in ((None, True), (0.001, False)):
+        on(tmp_path, begun, run=f"r{limit}")
+
+        async def resumed(leases: Leases, limit: float | None = limit, kept: bool = kept) -> None:
+            leases.budget.limit, leases.driver.traits = limit, leases.driver.traits._replace(ends="nothing")
+            if not kept:
+                with monkeypatch.context() as out_of_reach:
+                    out_of_reach.setattr(leases.driver, "release", refused)
+                    assert await leases.adopt() == [] and states(leases) == ["RELEASING"], "the run goes on, and asks again"
+                assert await leases.again() == []
+            found = [row for row in await leases.adopt() if row.until > time.time() + 3600]
+            assert len(found) == kept and states(leases) == (["UP"] if kept else ["GONE"])
+            await leases.close()
+
+        on(tmp_path, resumed, run=f"r{limit}")
 
 
 def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:

@@ -113,9 +113,9 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
 
 def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
     far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
-    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 5 * 10**9)] == ["1", "far"]
-    assert [offer.id for offer in cheapest([far, OFFER], 2.0, 10**9)] == ["far", "1"], "0.90 and 1.00"
-    assert cheapest([far, OFFER], 2.0, None) == [far, OFFER] == cheapest([far, OFFER], None, 5 * 10**9), "the driver's order"
+    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=5 * 10**9))] == ["1", "far"]
+    assert [offer.id for offer in cheapest([far, OFFER], Wish(hours=2.0, home=10**9))] == ["far", "1"], "0.90 and 1.00"
+    assert cheapest([far, OFFER], Wish(hours=2.0)) == [far, OFFER] == cheapest([far, OFFER], Wish(home=5 * 10**9)), "the driver's order"
     shelf = Shelf("vastai", Wish(hours=2.0, home=5 * 10**9), [far])
     _, head, row = lines("train", shelf, 5)
     assert shelf.total == 1.3 and head.split().count("egress") == 1 and row.split()[-5:-3] == ["0.50", "1.30"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drivers.base import Offer
-from runner.hosts.resting import DENIED, LACKS, RESTS, ZONE, denial, denied, failure, resting
+from runner.hosts.resting import DENIED, FAILED, LACKS, RESTS, TAKEN, ZONE, denial, denied, failure, resting
 from runner.storage.ledger import LeaseRow
 
 MACHINE = {"id": "i-1"}
@@ -22,8 +22,8 @@ def gone(offer: str, ago: float, zone: str = "", **more: object) -> LeaseRow:
 @pytest.mark.parametrize(
     ("what", "more", "seconds"),
     [
-        ("taken", {"reason": "none left"}, 600),
-        ("failed", {"reason": "it did not come up", "lease": MACHINE}, 3600),
+        ("taken", {"reason": f"{TAKEN}: none left"}, 600),
+        ("failed", {"reason": f"{FAILED} within 20 minutes", "lease": MACHINE}, 3600),
         ("lacks", {"reason": f"{LACKS}: it has 1 GPUs, and 2 were promised", "lease": MACHINE, "up": NOW}, 86_400),
     ],
 )
@@ -35,18 +35,21 @@ def test_an_offer_rests_by_the_class_of_its_failure(what: str, more: dict[str, o
     assert not resting([gone("a", 0, **more)], "vastai", NOW).has(Offer("gcp", "a")), "another provider's"
 
 
-def test_a_machine_that_was_up_and_given_back_does_not_rest() -> None:
-    for row in (gone("a", 1, lease=MACHINE, up=NOW, reason="the run is over"), gone("a", 1)._replace(state="RELEASING")):
+def test_a_machine_that_was_given_back_or_cancelled_on_its_way_up_does_not_rest() -> None:
+    cancelled = [gone("a", 1, lease=lease, up=up, reason="the run is over") for lease, up in ((MACHINE, NOW), (MACHINE, None), ({}, None))]
+    for row in (*cancelled, gone("a", 1, reason=FAILED)._replace(state="RELEASING")):
         assert failure(row) is None and not resting([row], "gcp", NOW).has(Offer("gcp", "a"))
 
 
 def test_a_zone_rests_while_two_of_its_offers_do() -> None:
-    rows = [gone(f"{zone}/{shape}", ago, zone) for zone, shape, ago in (("z1", "a", 300), ("z1", "b", 1), ("z2", "a", 1), ("z2", "a", 2))]
+    rows = [
+        gone(f"{zone}/{shape}", ago, zone, reason=TAKEN) for zone, shape, ago in (("z1", "a", 300), ("z1", "b", 1), ("z2", "a", 1), ("z2", "a", 2))
+    ]
     other = {zone: Offer("gcp", f"{zone}/c", data={"zone": zone}) for zone in ("z1", "z2")}
     found = resting(rows, "gcp", NOW)
     assert ZONE == 2 and found.has(other["z1"]) and not found.has(other["z2"]), "one offer that failed twice is one"
     assert not resting(rows, "gcp", NOW + 301).has(other["z1"]), "one of the two is tried again"
-    assert not resting([gone("a", 1), gone("b", 1)], "gcp", NOW).zones, "a marketplace has no zones"
+    assert not resting([gone("a", 1, reason=TAKEN), gone("b", 1, reason=TAKEN)], "gcp", NOW).zones, "a marketplace has no zones"
 
 
 def test_a_provider_that_denied_the_last_order_rests_until_settings_or_account_change() -> None:
@@ -56,4 +59,4 @@ def test_a_provider_that_denied_the_last_order_rests_until_settings_or_account_c
     assert not resting([row], "gcp", NOW).offers, "no machine is to blame"
     assert row.reason == denial(settings, [account[0], ("clock", "fine")], "no credit")
     assert row.reason != denial({"term": 25}, account, "no credit") and row.reason != denial(settings, [("credit", "$5.00")], "no credit")
-    assert not denied(gone("a", 1, reason="none left"), NOW)
+    assert not denied(gone("a", 1, reason=TAKEN), NOW)

@@ -189,6 +189,8 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
             words += [f"{about(value)} of memory at most"] if value else []
         elif name == "cpu" and isinstance(value, (int, float)):
             words.append(f"{span(value)} of processor time")
+        elif name == "checkpoint_bytes" and isinstance(value, int):
+            words.append(f"{about(value)} of checkpoints brought here")
         else:
             words.append(f"{name} {text(name, value)}")
     if words:
