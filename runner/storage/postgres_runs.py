@@ -141,7 +141,7 @@ class PostgresRuns:
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         if len(wanted.states) > 1:
             return of_several_states(self.page, wanted, limit)
-        one = wanted.name or wanted.part or wanted.ends  # meant by a person, or by what lies here
+        one = wanted.name or wanted.part or wanted.ends  # meant by a person, or by what is here
         asked: dict[str, tuple[str, str | list[str]]] = {
             _HERE if one else "workspace = %(workspace)s": ("workspace", self._workspace),
             "id < %(before)s": ("before", wanted.before),
