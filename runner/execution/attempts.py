@@ -282,7 +282,7 @@ class Attempts:
 
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
-        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, spec.metrics, states, restored)
+        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self.commits.confirm, spec.metrics, states, restored)
         if states:
             task.processes = self.processes(spec, running.number, running.site)
             task.round = functools.partial(self._told, running)

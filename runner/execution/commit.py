@@ -247,6 +247,10 @@ class GroupCommit:
         self._holders[key] = step
         return True
 
+    def confirm(self) -> None:
+        """See to it that the run is ours at this moment.  Raises Stale."""
+        self.ws.store.runs.exchange.confirm(self.run, self.fence)
+
     def holds(self, key: str) -> bool:
         """Whether a step of this run holds the key."""
         return key in self._holders

@@ -12,22 +12,21 @@ from pathlib import Path
 
 from drivers.base import Job
 
+from ..errors import NotFound
 from ..hosts.host_task import Paths
 from ..hosts.pool import HostPool
 from ..hosts.sites import Site
 from ..hosts.staging import Attempt
 from ..planning.plan import Node
 from ..storage.disk import delete_whole
-from ..storage.runs import FINAL, RunRow, Wanted
+from ..storage.runs import FINAL
 from ..storage.workspace import Workspace
 from .commit import GroupCommit
 
 GRACE = timedelta(seconds=10)
-_LEFT = re.compile(r"(?:spare|[0-9a-f]{24}|(?:[a-z]+-)?\d{8}-\d{6})[.-]([0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
-"""What a worker leaves in `attempts`: the end of its run's name, and its fence."""
+_LEFT = re.compile(r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
+"""What a worker leaves in `attempts`: its run, and its fence."""
 
-_MOST = 1000
-"""Runs of which something is looked at."""
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
 """How a command ends by itself, or by a limit of its own."""
 
@@ -75,7 +74,7 @@ class Orphans:
         if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
             return job, site
         tag = _LEFT.fullmatch(name)
-        if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run[-6:]:
+        if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run:
             return job, site
         await self._clear(site, path)
         return None
@@ -117,32 +116,34 @@ class Orphans:
 
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and no worker took up; what still runs is only spoken of."""
-        folder, own = self._attempts, self.commits.run[-6:]
+        folder, own = self._attempts, self.commits.run
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
             if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (own, str(self.commits.fence)):
                 left.setdefault(tag[1], []).append(name)
-        if not left:
-            return
-        for run in self.ws.store.runs.page(Wanted(recipe=self.commits.recipe, ends=left), _MOST):
-            if run.id != self.commits.run and self._is_worked_on(run):
+        for run, names in left.items():
+            if run != self.commits.run and not self._is_abandoned(run):
                 continue
-            names = left[run.id[-6:]]
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
             going = [name for name in sorted(begun) if await self.goes_on(name)]
             for name in going:
                 site = self.site_of(name)
                 where = (site.elsewhere if site is not None else "") or "this machine"
                 self.commits.say(
-                    f"{where} still runs a job of {run.id}, a run that is gone, and this run does not need it: start that one again to take it over"
+                    f"{where} still runs a job of {run}, a run that is gone, and this run does not need it: start that one again to take it over"
                 )
             for name in names:
                 if name.partition(".")[0] not in going:
                     await asyncio.to_thread(delete_whole, Path(folder, name))
 
-    def _is_worked_on(self, run: RunRow) -> bool:
-        """Whether a worker has a run, or will take it up with what it left."""
-        return self.ws.store.runs.live(run.id) or (run.due is not None and run.state not in FINAL)
+    def _is_abandoned(self, run: str) -> bool:
+        """Whether a run is one of this recipe that no worker has, or will take up with what it left."""
+        try:
+            row = self.ws.store.runs.get(run)
+        except NotFound:
+            return False
+        waits = row.due is not None and row.state not in FINAL
+        return row.recipe == self.commits.recipe and not waits and not self.ws.store.runs.live(run)
 
     def _look(self) -> dict[str, list[str]]:
         """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
@@ -158,7 +159,7 @@ def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
     """The attempts of a run that lie in a folder: those of this machine, and those of others with the names of their hosts."""
     here, elsewhere = [], {}
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run[-6:]:
+        if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run:
             continue
         try:
             elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")

@@ -245,7 +245,7 @@ def name_of(work: Work, held: Held) -> str:
     work.named[what] = number = work.named.get(what, 0) + 1
     # A job is known by its name: none of this worker's is one of a worker that had the run before.
     ordinal = f"{work.commits.fence}-{number}"
-    return f"{held.key[:24]}-{run[-6:]}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
+    return f"{held.key[:24]}-{run}-{ordinal}" if held.key is not None else f"{run}-{held.n}-{ordinal}"
 
 
 async def _begin(work: Work, held: Held) -> Running:

@@ -156,7 +156,7 @@ class Work:
         self.inherited = takeover.attempts(ws, claimed.id) if claimed.resumed and ws.delivers else {}
         """Attempts that a worker of another machine began on hosts that this one may reach."""
         self.orphans = Orphans(ws, commits, host_pool)
-        self.scrap = Scrap(self.folder, f"{commits.run[-6:]}.{commits.fence}", GROUP_MOVES)
+        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
         self.attempts = Attempts(ws, survey, commits, host_pool, self.scrap, self.made)
         self.publisher = Publisher(ws, survey, commits, self.scrap, overwrite=options.overwrite, link=options.link)
         self.tidying = Tidying(ws, commits, self.scrap, self.plan.recipe, self.beside, failures_kept=self.orphans.any_failed)

@@ -105,7 +105,7 @@ class Away(Site):
 
     async def begin(self, task: HostTask, command: Command) -> Job:
         """Start what was prepared."""
-        job = await self.contact.insist(lambda: self._begin(command, task.name))
+        job = await self.contact.insist(lambda: self._begin(command, task))
         crashpoint("job-started")
         return job
 
@@ -160,9 +160,10 @@ class Away(Site):
 
         return CheckpointSync(OverHostStore(self.host_store), synced(task.states, f"{self.folder.root}/"), task.round, world=task.processes)
 
-    async def _begin(self, command: Command, name: str) -> Job:
+    async def _begin(self, command: Command, task: HostTask) -> Job:
+        task.confirm()
         try:
-            return await self.host.start(command, name)
+            return await self.host.start(command, task.name)
         except (Denied, Rejected) as error:
             self.host_store.wire.complain(str(error))
             raise

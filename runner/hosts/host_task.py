@@ -77,6 +77,8 @@ class HostTask:
     scrap: Scrap
     say: Callable[[str], None]
     """Words for people about this step."""
+    confirm: Callable[[], None]
+    """Called right before the job begins.  Raises Stale where another worker has the run by now: this one stood still."""
     metrics: MetricsSpec | None = None
     """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""
     states: Sequence[StateFolder] = ()

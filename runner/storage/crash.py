@@ -1,6 +1,6 @@
 """Die at a named point when the environment asks for it, so that tests can show what a kill -9 leaves behind.
 
-`RECIPE_CRASH_AT=group-written:3` ends this process with SIGKILL the third time it passes that point.
+`RECIPE_CRASH_AT=group-written:3` ends this process with SIGKILL the third time it passes that point; `group-written:3:STOP` has it stand still.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import signal
 _asked = os.environ.get("RECIPE_CRASH_AT", "")
 
 if _asked:
-    _name, _, _count = _asked.partition(":")
-    _left = [int(_count or "1")]
+    _name, _count, _how = (*_asked.split(":"), "", "")[:3]
+    _left, _signal = [int(_count or "1")], signal.Signals[f"SIG{_how or 'KILL'}"]
 
     def crashpoint(name: str) -> None:
         if name == _name:
             _left[0] -= 1
             if _left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), _signal)
 
 else:
 

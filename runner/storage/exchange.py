@@ -48,6 +48,10 @@ class Exchange(Protocol):
         """Note what a claimed run made.  Raises Stale."""
         ...
 
+    def confirm(self, run: str, fence: int) -> None:
+        """See to it that a claimed run is still ours, before something is done that cannot be taken back.  Raises Stale."""
+        ...
+
     def hold_key(self, key: str, run: str) -> bool:
         """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
         ...
@@ -78,6 +82,9 @@ class OneDisk:
 
     def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
         """What a run made is in its workspace."""
+
+    def confirm(self, run: str, fence: int) -> None:
+        """It is: a worker that stands still keeps its locks."""
 
     def hold_key(self, key: str, run: str) -> bool:
         """Always: runs of one disk hold keys by its locks."""

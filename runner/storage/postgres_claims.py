@@ -18,11 +18,13 @@ from psycopg import Connection
 
 from .database import Row
 from .postgres_database import PostgresDatabase, connected
-from .runs import ELSEWHERE
+from .runs import ELSEWHERE, Stale
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
 """Seconds between two beats of a claim."""
+SURE: Final = CLAIM - BEAT
+"""Seconds for which a claim is taken to be ours after the database said so: another worker may have it ten seconds later."""
 FREE: Final = (
     "(holder = ANY(%(dead)s) OR ((claim = '' OR held_until < now()) AND (bundle = '' OR driver <> 'local' OR holder = ''"
     f" OR starts_with(holder, %(machine)s) OR held_until < now() - interval '{ELSEWHERE - CLAIM} seconds'"
@@ -39,7 +41,8 @@ class Holder:
     def __init__(self, url: str, database: PostgresDatabase) -> None:
         self._url, self._database = url, database
         self.name = f"{_machine()} {os.getpid()} {_began(os.getpid())} {os.urandom(4).hex()}"
-        self.claims: set[str] = set()
+        self.claims: dict[str, float] = {}
+        """Runs that we claimed, and when we asked the question to which the answer was that they are ours: by `boottime`."""
         self._beats: _Beats | None = None
         self.looked = -LATELY
         """When the holders of claims were looked at last."""
@@ -55,12 +58,30 @@ class Holder:
             let = "UPDATE runs SET held_until = now() WHERE holder = %s AND id = ANY(%s) RETURNING id"
             self._database.all(let, (self.name, list(self.claims)))
 
-    def keep(self, run: str) -> None:
-        """This claim is ours, and is kept from now on."""
-        self.claims.add(run)
+    def keep(self, run: str, since: float) -> None:
+        """This claim is ours, as the answer to what was asked at `since` says, and is kept from now on."""
+        self.claims[run] = since
         if self._beats is None:
-            self._beats = _Beats(self._url, self.name)
+            self._beats = _Beats(self._url, self.name, self.claims)
             self._beats.start()
+
+    def confirm(self, run: str, fence: int) -> None:
+        """See to it that a claimed run is ours at this moment.  Asks only when the last answer is old.  Raises Stale."""
+        while boottime() - self.claims.get(run, -SURE) >= SURE:
+            self.requested(run, fence)
+
+    def requested(self, run: str, fence: int) -> str:
+        """What was asked of a claimed run, whose claim begins anew.  Raises Stale."""
+        since = boottime()
+        rows = self._database.all(
+            "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE id = %s AND fence = %s AND claim <> '' AND holder = %s"
+            " RETURNING request",
+            (CLAIM, run, fence, self.name),
+        )
+        if not rows:
+            raise Stale(f"run {run} is not ours any more")
+        self.claims[run] = since
+        return str(rows[0][0])
 
     def known(self) -> dict[str, object]:
         """What this machine can tell of claims: the values of `FREE`."""
@@ -76,22 +97,31 @@ class Holder:
 class _Beats(Thread):
     """Keeps the claims of one holder: looking at data, or renting a machine, may take longer than a claim lasts."""
 
-    def __init__(self, url: str, holder: str) -> None:
+    def __init__(self, url: str, holder: str, claims: dict[str, float]) -> None:
         super().__init__(name="beats", daemon=True)
         self.over = ThreadEvent()
-        self._url, self._holder = url, holder
+        self._url, self._holder, self._claims = url, holder, claims
 
     def run(self) -> None:
         db: Connection[Row] | None = None
         while not self.over.wait(BEAT):
             try:
                 db = db if db is not None and not db.closed else connected(self._url)
-                db.execute("UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> ''", (CLAIM, self._holder))
+                since = boottime()
+                query = "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE holder = %s AND claim <> '' RETURNING id"
+                for (run,) in db.execute(query, (CLAIM, self._holder)).fetchall():
+                    if run in self._claims:
+                        self._claims[run] = since
             except psycopg.Error:  # the next beat tries anew, and a worker that lost its claim learns it when it writes
                 if db is not None:
                     db.close()
         if db is not None:
             db.close()
+
+
+def boottime() -> float:
+    """Seconds of this machine's clock, those included for which it, or this process, stood still."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _machine() -> str:

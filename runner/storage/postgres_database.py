@@ -59,7 +59,6 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_by_user ON runs (workspace, submitter, id DESC)",
     ),
     (
-        "CREATE INDEX runs_by_end ON runs (right(id, 6))",
         "CREATE INDEX runs_busy ON runs (holder) WHERE claim <> '' OR state = 'ACTIVE'",
         "CREATE INDEX attempts_by_step ON attempts (step, started DESC NULLS LAST)",
     ),

@@ -28,6 +28,9 @@ class PostgresExchange:
         if not self._database.all(f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1", (text(list(outputs)), run, fence, self._holder.name)):  # noqa: S608
             raise Stale(f"run {run} is not ours any more")
 
+    def confirm(self, run: str, fence: int) -> None:
+        self._holder.confirm(run, fence)
+
     def hold_key(self, key: str, run: str) -> bool:
         held = self._database.all(
             "INSERT INTO keys VALUES (%(key)s, %(run)s) ON CONFLICT (key) DO UPDATE SET run = excluded.run WHERE keys.run = excluded.run"  # noqa: S608

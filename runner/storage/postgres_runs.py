@@ -20,7 +20,7 @@ from .database import Data, Database, Row, mapping, parsed, text
 from .exchange import Exchange, outputs_of
 from .index import NOTHING, Changes, Index
 from .outbox import COLUMNS, POSTGRES, Letter, Outbox
-from .postgres_claims import BEAT, CLAIM, FREE, Holder
+from .postgres_claims import BEAT, CLAIM, FREE, Holder, boottime
 from .postgres_database import CHANNEL, PostgresDatabase
 from .postgres_exchange import PostgresExchange
 from .runs import (
@@ -141,7 +141,7 @@ class PostgresRuns:
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         if len(wanted.states) > 1:
             return of_several_states(self.page, wanted, limit)
-        one = wanted.name or wanted.part or wanted.ends  # meant by a person, or by what is here
+        one = wanted.name or wanted.part  # meant by a person
         asked: dict[str, tuple[str, str | list[str]]] = {
             _HERE if one else "workspace = %(workspace)s": ("workspace", self._workspace),
             "id < %(before)s": ("before", wanted.before),
@@ -151,7 +151,6 @@ class PostgresRuns:
             "submitter = %(user)s": ("user", wanted.user),
             "data::json ->> 'name' = %(name)s": ("name", wanted.name),
             "position(%(part)s in id) > 0": ("part", wanted.part),
-            "right(id, 6) = ANY(%(ends)s)": ("ends", list(wanted.ends)),
             "labels @> %(labels)s::text[]": ("labels", _pairs(dict([wanted.label])) if wanted.label else []),
         }
         conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)
@@ -208,15 +207,9 @@ class PostgresRuns:
         return self._database.news() + self._beats
 
     def requested(self, run: str, fence: int) -> str:
-        rows = self._database.all(
-            "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE id = %s AND fence = %s AND claim <> '' AND holder = %s"
-            " RETURNING request",
-            (CLAIM, run, fence, self._holder.name),
-        )
-        if not rows:
-            raise Stale(f"run {run} is not ours any more")
+        request = self._holder.requested(run, fence)
         self._beaten = time.monotonic()
-        return str(rows[0][0])
+        return request
 
     # -- writing
 
@@ -247,12 +240,14 @@ class PostgresRuns:
                     _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
             return Submitted(run.id, int(fresh[0]))
 
+        since = boottime()
         done = self._database.do(store)
         if done.fence:
-            self._holder.keep(done.id)
+            self._holder.keep(done.id, since)
         return done
 
     def claim(self, run: str, who: str) -> int | None:
+        since = boottime()
         rows = self._database.all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " worked_in = %(workspace)s,"
@@ -262,7 +257,7 @@ class PostgresRuns:
         if not rows:
             self.get(run)
             return None
-        self._holder.keep(run)
+        self._holder.keep(run, since)
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
@@ -278,7 +273,7 @@ class PostgresRuns:
             f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
             f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
         )
-        began = time.monotonic()
+        began, since = time.monotonic(), boottime()
         values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
         values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
 
@@ -302,14 +297,14 @@ class PostgresRuns:
             rows = self._database.do(claim)
         if not rows:
             return None
-        self._holder.keep(rows[0][0])
+        self._holder.keep(rows[0][0], since)
         return _run(rows[0])
 
     def opened(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
 
     def release(self, run: str, fence: int) -> None:
-        self._holder.claims.discard(run)
+        self._holder.claims.pop(run, None)
         self._database.all(
             "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
             " SELECT pg_notify(%s, id) FROM freed",
@@ -366,11 +361,13 @@ class PostgresRuns:
                     _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in told]))
             return last
 
+        since = boottime()
         last = self._database.do(store)
         crashpoint("group-committed")
+        self._holder.claims[run] = since
         self._beaten = time.monotonic()
         if state in FINAL:
-            self._holder.claims.discard(run)
+            self._holder.claims.pop(run, None)
         if landed is not None:
             landed()
         return last

@@ -47,7 +47,6 @@ class Wanted(NamedTuple):
     key: str = ""  # the submitter's own name for the request
     name: str = ""  # that it was given
     part: str = ""  # of its id
-    ends: Collection[str] = ()  # six letters each, with one of which its id ends
     before: str = "99999999"  # only runs whose ids are less than this: the next page; an id begins with its day
 
 

@@ -88,7 +88,6 @@ class SqliteRuns:
             "user = :user": ("user", wanted.user),
             "json_extract(data, '$.name') = :called": ("called", wanted.name),
             "instr(id, :part)": ("part", wanted.part),
-            "substr(id, -6) IN (SELECT value FROM json_each(:ends))": ("ends", json.dumps(list(wanted.ends)) if wanted.ends else ""),
             "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)": ("name", name),
         }
         conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)

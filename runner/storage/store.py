@@ -59,7 +59,6 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "DROP INDEX traces_by_recipe",
         "CREATE INDEX traces_by_step ON traces (recipe, step, made_at, seconds)",
-        "CREATE INDEX runs_by_end ON runs (substr(id, -6))",
         "CREATE INDEX runs_by_age ON runs (created, id)",
         "CREATE INDEX attempts_by_step ON attempts (step, started)",
     ),

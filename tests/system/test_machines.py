@@ -6,6 +6,9 @@ import hashlib
 import io
 import os
 import re
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Mapping
@@ -105,6 +108,29 @@ def ready(machines: tuple[Machine, Machine, Machine]) -> tuple[Machine, Machine]
     a.space.write("words/two.txt", "two\n")
     a.space.write("../elsewhere/data.txt", "data\n")
     return a, b
+
+
+def test_a_worker_that_stood_still_while_another_machine_did_its_run_begins_no_step(machines: tuple[Machine, Machine, Machine], url: str) -> None:
+    a, b, c = machines
+    starts = a.space.root / "starts"
+    a.space.recipe(f"steps: {{s: {{run: 'echo begun >> {starts}; echo x > o', outputs: {{o: o}}}}}}")
+    run = a.submit()
+    soon = "from runner.storage import postgres_claims; postgres_claims.SURE = 0.05"  # it stands still for less than a claim lasts
+    argv = [sys.executable, "-c", f"{soon}\nfrom runner.interface.cli.main import main\nmain(['worker', '--workspace', '.'])"]
+    env = {**b.env, "RECIPE_CRASH_AT": "attempt-staged:1:STOP"}
+    with subprocess.Popen(
+        argv, cwd=b.space.root, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as still:
+        until(lambda: "State:\tT" in Path(f"/proc/{still.pid}/status").read_text())
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute("UPDATE runs SET held_until = now() - interval '1 hour'")
+        c.work()
+        assert (a.row(run).state, a.row(run).fence, starts.read_text()) == ("COMPLETED", 2, "begun\n")
+        still.send_signal(signal.SIGCONT)
+        assert still.stderr is not None and any("taken over by another worker" in line for line in still.stderr)
+        still.terminate()
+        still.communicate(timeout=30)
+    assert starts.read_text() == "begun\n"
 
 
 def test_another_machine_carries_out_what_was_submitted_and_its_results_are_fetched(ready: tuple[Machine, Machine]) -> None:

@@ -86,6 +86,22 @@ def begun(space: Space) -> int:
     return len(starts.read_text().split()) if starts.exists() else 0
 
 
+def test_what_a_run_at_work_has_stays_where_a_run_that_is_over_has_an_id_that_ends_alike(space: Space) -> None:
+    space.recipe("steps: {s: {run: 'echo x'}}")
+    over, at_work = "20250101-000000-abcdef", "20260101-000000-abcdef"
+    with Workspace.open(space.root) as ws:
+        for id in (over, at_work):
+            ws.store.runs.submit(RunRow(id, "t@1", "", {}, ""))
+            fence = ws.store.runs.claim(id, "another")
+            assert fence == 1
+        ws.store.runs.group(over, 1, run_state=("COMPLETED", ""))
+        left = {id: ws.home / "attempts" / f"{'0' * 24}-{id}-1-1" for id in (over, at_work)}
+        for path in left.values():
+            path.mkdir(parents=True)
+        space.run()
+        assert not left[over].exists() and left[at_work].exists()
+
+
 def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} >> {root}/ran; touch a.txt', outputs: {o: a.txt}}}".replace("{root}", str(space.root)))  # fmt: skip
     code, first, told = space.command("submit", "n=1")
