@@ -110,7 +110,19 @@ def test_a_training_whose_reward_falls_is_over_and_its_best_model_comes_out_thou
     """A rate that is far too high; with dropout, whose draws come back, and a callback of the user's."""
     (tmp_path / "told.py").write_text(CALLBACK)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    flags = ["--dora", "--dropout", 0.3, "--attention", "eager", "--eval-every", 1, "--early-stopping", 2, "--callbacks", tmp_path / "told.py"]
+    flags = [
+        "--dora",
+        "--dropout",
+        0.3,
+        "--attention",
+        "eager",
+        "--eval-every",
+        1,
+        "--early-stopping",
+        2,
+        "--callbacks",
+        f"{tmp_path / 'told.py'}:Told",
+    ]
     harm = ["--learning-rate", 5, "--max-steps", 20, "--decay-steps", 0]
     done = run(training(prompts, whole, *flags, *harm))
     assert done.returncode == 0, done.stderr
