@@ -284,7 +284,7 @@ class _Packing:
 
 
 def _moved(value: str, places: Mapping[str, str]) -> str:
-    """A value of an input, where its file lies in another place; what is behind a file's name, as in `FILE.py:NAME`, stays."""
+    """A value of an input, where its file is in another place; what is behind a file's name, as in `FILE.py:NAME`, stays."""
     for file in (value, value.rpartition(":")[0]):
         if file in places:
             return places[file] + value.removeprefix(file)
