@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import adapters
 import rlhf_rewards
+import sharding
 import text_record
 import torch
 import trl_common
@@ -155,7 +156,8 @@ class Drawn:
         if not model.training:
             part, self._part, what = self._part, self._part + arguments.world_size, ("look", arguments.seed, 0)
         draws = table(part * len(prompt_ids), len(prompt_ids), self.max_completion_length, *what)  # type: ignore[attr-defined]
-        with self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature)):  # type: ignore[attr-defined]
+        phase, drawn = self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature))  # type: ignore[attr-defined]
+        with phase, drawn, sharding.generating(self.model_wrapped):  # type: ignore[attr-defined]
             return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
 
 

@@ -28,6 +28,16 @@ class Told(TrainerCallback):
 """
 
 
+def difference(one: Path, other: Path) -> float:
+    """By how much exported weights differ at most, relative to the greatest of their matrix."""
+    from safetensors.numpy import load_file
+
+    (name,) = (file.name for file in one.glob("*.safetensors"))
+    first, second = load_file(one / name), load_file(other / name)
+    assert len(first) > 20 and set(first) == set(second)
+    return max(float(abs(first[key] - second[key]).max() / max(abs(first[key]).max(), 1e-12)) for key in first)
+
+
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("topics") / "tokens"
@@ -199,8 +209,6 @@ def test_what_deepspeed_is_given_is_what_transformers_fills_in(stage: int) -> No
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_sharded_training_that_is_resumed_ends_where_an_undisturbed_one_does(method: str, topics: Path, tmp_path: Path) -> None:
     """FSDP 2 over gloo, which shares out every weight: the loss of one process, and weights that a resume changes by no more than a millionth."""
-    from safetensors.numpy import load_file
-
     flags = ("--method", method, "--decay-steps", 0, "--save-every", 3, "--sharding")
     whole, resumed, alone = (tmp_path / name for name in ("whole", "resumed", "alone"))
     for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
@@ -209,9 +217,7 @@ def test_a_sharded_training_that_is_resumed_ends_where_an_undisturbed_one_does(m
     assert (whole / "checkpoints" / "checkpoint-3" / "pytorch_model_fsdp.bin").exists()
     assert run(training(topics, alone, *flags, "none", max_steps=6)).returncode == 0
     assert [line["loss"] for line in history(whole)] == pytest.approx([line["loss"] for line in history(alone)], rel=1e-5)
-    (name,) = (file.name for file in (whole / "weights").glob("*.safetensors"))
-    one, other = (load_file(out / "weights" / name) for out in (whole, resumed))
-    assert len(one) > 20 and max(float(abs(one[key] - other[key]).max() / max(abs(one[key]).max(), 1e-12)) for key in one) <= 1e-6
+    assert difference(whole / "weights", resumed / "weights") <= 1e-6
 
 
 @pytest.mark.proof
