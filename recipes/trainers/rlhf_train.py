@@ -56,6 +56,7 @@ def main() -> None:
     rows = load(options.data, "train")
     if not rows:
         fail(f"{options.data} holds no prompt to train on")
+    trl_common.decide(options, len(rows) * options.num_generations)
     held_out = load(options.data, "held_out")[:GLANCE]
     options.eval_every *= bool(held_out)
     arguments = trl_common.arguments(
@@ -192,6 +193,7 @@ def _told(reward: Reward, rows: list[dict[str, Any]], telemetry: Callable[[], Te
 
 def _options() -> argparse.Namespace:
     parser = trl_common.parser(__doc__)
+    trl_common.add_epochs(parser)
     rlhf_rewards.add_options(parser)
     parser.add_argument("--algorithm", choices=["rloo", "grpo"], required=True)
     parser.add_argument("--num-generations", type=int, required=True, help="completions of each prompt")

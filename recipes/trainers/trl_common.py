@@ -81,6 +81,17 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def add_epochs(made: argparse.ArgumentParser) -> None:
+    """The option of trainings whose data is read again and again, which `decide` heeds."""
+    made.add_argument("--epochs", type=float, default=0.0, help="readings of all the data, in place of max_steps")
+
+
+def decide(options: argparse.Namespace, samples: int) -> None:
+    """Set `max_steps` where `epochs` of so many samples are asked for."""
+    if options.epochs:
+        options.max_steps = math.ceil(options.epochs * samples / options.global_batch)
+
+
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     """The options as given, with `precision` decided.  Ends with a message where the checkpoint to resume from is none."""
     options = made.parse_args()

@@ -122,11 +122,12 @@ def test_a_killed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp
     ],
 )
 def test_a_resumed_training_ends_in_the_same_bits(kind: str, method: str, processes: int, pairs: Path, tmp_path: Path) -> None:
-    """With noise on what is read, decay, and attention by another way: whatever any of them draws comes back."""
+    """With noise on what is read, decay, and attention by another way: whatever any of them draws comes back.  A part of an epoch are six steps."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    flags = ("--method", method, "--dropout", 0.3, "--neftune", 5, "--weight-decay", 0.1, "--attention", "eager")
+    part = (STEPS - 0.5) * 8 / json.loads((pairs / "manifest.json").read_text())["pairs"]["train"]
+    flags = ("--epochs", part, "--method", method, "--dropout", 0.3, "--neftune", 5, "--weight-decay", 0.1, "--attention", "eager")
     for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
-        done = run(training(kind, pairs, out, *flags, *more, processes=processes), RECIPE_WORLD_SIZE=str(processes))
+        done = run(training(kind, pairs, out, *flags, *more, processes=processes, max_steps=99), RECIPE_WORLD_SIZE=str(processes))
         assert done.returncode == 0, done.stderr
     assert learned(resumed) == learned(whole) and len(learned(whole)) >= 3
     assert checkpoints(resumed) == ["checkpoint-6"]
