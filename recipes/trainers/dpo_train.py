@@ -29,11 +29,14 @@ class Trainer(DPOTrainer):
 
 def main() -> None:
     parser = common.parser(__doc__)
+    common.add_epochs(parser)
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--precompute-reference", action="store_true")
     options = common.parsed(parser)
     ending = Ending()
-    options.eval_every *= bool(len(Pairs(options.data).held_out))
+    given = Pairs(options.data)
+    common.decide(options, len(given.train))
+    options.eval_every *= bool(len(given.held_out))
     config = common.arguments(
         DPOConfig,
         options,
@@ -43,7 +46,7 @@ def main() -> None:
         max_length=None,
         precompute_ref_log_probs=options.precompute_reference,
     )
-    pairs = Pairs(_writable(options) if options.precompute_reference else options.data)
+    pairs = Pairs(_writable(options)) if options.precompute_reference else given
     model, adapter = common.load(options), lora(options, "CAUSAL_LM")
     trainer = Trainer(
         model=model,

@@ -45,10 +45,12 @@ class Tokens:
 
 def main() -> None:
     parser = common.parser(__doc__)
+    common.add_epochs(parser)
     parser.add_argument("--beta", type=float, default=0.1)
     options = common.parsed(parser)
     ending = Ending()
     pairs = Pairs(options.data)
+    common.decide(options, len(pairs.train))
     options.eval_every *= bool(len(pairs.held_out))
     glance = pairs.glance if options.eval_every else None
     # Rows were cut by step `data`; the trainer is told its limit only because it wants one.

@@ -19,10 +19,12 @@ NAMES = {"accuracy": "accuracy", "margin": "margin", "mean_reward": "mean_reward
 
 def main() -> None:
     parser = common.parser(__doc__)
+    common.add_epochs(parser)
     parser.add_argument("--center", type=float, default=0.0)
     options = common.parsed(parser)
     ending = Ending()
     pairs = Pairs(options.data)
+    common.decide(options, len(pairs.train))
     options.eval_every *= bool(len(pairs.held_out))
     config = common.arguments(
         RewardConfig,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import adapters
 import rlhf_rewards
+import sharding
 import text_record
 import torch
 import trl_common
@@ -55,6 +56,7 @@ def main() -> None:
     rows = load(options.data, "train")
     if not rows:
         fail(f"{options.data} holds no prompt to train on")
+    trl_common.decide(options, len(rows) * options.num_generations)
     held_out = load(options.data, "held_out")[:GLANCE]
     options.eval_every *= bool(held_out)
     arguments = trl_common.arguments(
@@ -155,7 +157,8 @@ class Drawn:
         if not model.training:
             part, self._part, what = self._part, self._part + arguments.world_size, ("look", arguments.seed, 0)
         draws = table(part * len(prompt_ids), len(prompt_ids), self.max_completion_length, *what)  # type: ignore[attr-defined]
-        with self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature)):  # type: ignore[attr-defined]
+        phase, drawn = self.keeper.telemetry.phase("generation"), drawing(model, Draws(draws, self.temperature))  # type: ignore[attr-defined]
+        with phase, drawn, sharding.generating(self.model_wrapped):  # type: ignore[attr-defined]
             return super()._generate_single_turn(prompt_ids, *rest, **more)  # type: ignore[misc]
 
 
@@ -190,6 +193,7 @@ def _told(reward: Reward, rows: list[dict[str, Any]], telemetry: Callable[[], Te
 
 def _options() -> argparse.Namespace:
     parser = trl_common.parser(__doc__)
+    trl_common.add_epochs(parser)
     rlhf_rewards.add_options(parser)
     parser.add_argument("--algorithm", choices=["rloo", "grpo"], required=True)
     parser.add_argument("--num-generations", type=int, required=True, help="completions of each prompt")

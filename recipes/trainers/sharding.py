@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loop import fail, needs
+from torch.distributed.fsdp import FSDPModule
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -34,6 +38,35 @@ def begin(made: TrainingArguments) -> None:
         from accelerate import DistributedType, PartialState
 
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+@contextmanager
+def generating(model: Any) -> Iterator[None]:
+    """While it lasts `model.generate` works where FSDP shares the weights: each token is computed by all processes, as long as any of them writes.
+
+    An adapter's `generate` calls the model inside of it; it is led through the outermost, which gathers the weights that belong to no layer.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner._is_fsdp_managed_module = True  # what transformers asks for, and sets where it shards itself
+    plain = inner.forward
+
+    @functools.wraps(plain)
+    def through(*given: Any, **named: Any) -> Any:
+        inner.forward = plain
+        try:
+            return model(*given, **named)
+        finally:
+            inner.forward = through
+
+    if inner is not model:
+        inner.forward = through
+    try:
+        yield
+    finally:
+        inner.forward = plain
 
 
 def zero(stage: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,15 +111,15 @@ class _Order(torch.utils.data.Dataset[int]):
 
 def main() -> None:
     parser = common.parser(__doc__)
-    parser.add_argument("--epochs", type=float, default=0.0, help="readings of all sequences, in place of max_steps")
+    common.add_epochs(parser)
     parser.add_argument("--stream", type=Path, help="the data set, to be read while training")
     parser.add_argument("--max-bad-rows", type=int, default=0, help="stream: bad rows of one reading that are left out")
     options = common.parsed(parser)
     ending = Ending()
     held_out = Tokens(options.data, "held_out")
     train = _stream(options) if options.stream else Tokens(options.data, "train")
-    if isinstance(train, Tokens) and options.epochs:
-        options.max_steps = math.ceil(options.epochs * len(train) / options.global_batch)
+    if isinstance(train, Tokens):
+        common.decide(options, len(train))
     options.eval_every *= bool(len(held_out))
     config = common.arguments(SFTConfig, options, train_sampling_strategy="sequential", max_length=None, remove_unused_columns=False,
                               dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip

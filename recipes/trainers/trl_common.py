@@ -11,8 +11,9 @@ import json
 import math
 import os
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -70,7 +71,7 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--sharding", choices=sharding.KINDS, default="none")
     made.add_argument("--early-stopping", type=int, default=0, help="looks at held-out data without a better one, after which the training is over")
     made.add_argument("--keep-best", action="store_true", help="what comes out is what judged best while training")
-    made.add_argument("--callbacks", type=Path, help="a Python file with TrainerCallbacks")
+    made.add_argument("--callbacks", nargs="*", default=[], metavar="FILE.py:CLASS", help="transformers.TrainerCallbacks")
     made.add_argument("--eval-every", type=int, default=0)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--checkpoint-activations", action="store_true")
@@ -80,6 +81,17 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def add_epochs(made: argparse.ArgumentParser) -> None:
+    """The option of trainings whose data is read again and again, which `decide` heeds."""
+    made.add_argument("--epochs", type=float, default=0.0, help="readings of all the data, in place of max_steps")
+
+
+def decide(options: argparse.Namespace, samples: int) -> None:
+    """Set `max_steps` where `epochs` of so many samples are asked for."""
+    if options.epochs:
+        options.max_steps = math.ceil(options.epochs * samples / options.global_batch)
+
+
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     """The options as given, with `precision` decided.  Ends with a message where the checkpoint to resume from is none."""
     options = made.parse_args()
@@ -87,6 +99,7 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
         fail(f"cannot resume from {options.resume}: no such folder")
     descent.refuse(options)
     require(options.tracker)
+    options.callbacks = callbacks(options.callbacks)
     options.precision = precision.chosen(options.precision)
     return options
 
@@ -94,9 +107,13 @@ def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
 def arguments(kind: type[Arguments], options: argparse.Namespace, **more: Any) -> Arguments:
     """The settings of a Trainer: `global_batch` shared among the processes, nothing reported but by us, nothing that differs from run to run.
 
-    Ends with a message where not as many processes came up as were asked for, or where they cannot share the batch evenly.
+    Ends with a message where not as many processes came up as were asked for, where they cannot share the batch evenly, or where nothing would be
+    looked at for what goes by looks.
     """
     _quiet()
+    if (options.early_stopping or options.keep_best) and not options.eval_every:
+        asked = "early_stopping" if options.early_stopping else "keep_best"
+        fail(f"{asked} goes by looks at held-out data, and there is none: eval_every above 0, and an eval_fraction that keeps rows from training")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     asked = os.environ.get("RECIPE_WORLD_SIZE", "")
     if asked and int(asked) != world:
@@ -188,7 +205,7 @@ def train(trainer: Trainer, options: argparse.Namespace, settings: Mapping[str, 
     trainer.keeper = keeper  # type: ignore[attr-defined]
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(keeper)
-    for each in callbacks(options.callbacks):
+    for each in options.callbacks:
         trainer.add_callback(each)
     if keeper.over:  # as it was when it was saved: nothing is left but to write it down
         trainer.args.max_steps = step
@@ -393,23 +410,24 @@ def save(trainer: Trainer, options: argparse.Namespace, folder: Path) -> None:
     together()
 
 
-def callbacks(file: Path | None) -> list[TrainerCallback]:
-    """One of each TrainerCallback that a file defines, in their order.  Ends with a message where it has none, or cannot be run."""
-    if file is None:
-        return []
-    module = ModuleType("callbacks")
+def callbacks(named: Sequence[str]) -> list[TrainerCallback]:
+    """One of each class that is named as `FILE.py:CLASS`.  Ends with a message where one cannot be had, or is no TrainerCallback."""
+    modules: dict[str, ModuleType] = {}  # by what is in them: two classes of one file see the same names
+    return [_callback(Path(file), name, modules) for file, _, name in (each.rpartition(":") for each in named)]
+
+
+def _callback(file: Path, name: str, modules: dict[str, ModuleType]) -> TrainerCallback:
     try:
-        exec(compile(file.read_text(), file.name, "exec"), vars(module))
-        found = [each() for each in vars(module).values() if _is_callback(each, module.__name__)]
+        text = file.read_text()
+        if text not in modules:
+            modules[text] = sys.modules[f"callbacks{len(modules)}"] = ModuleType(f"callbacks{len(modules)}")
+            exec(compile(text, str(file), "exec"), vars(modules[text]))
+        kind = vars(modules[text]).get(name)
+        if not isinstance(kind, type) or not issubclass(kind, TrainerCallback):
+            fail(f"callbacks: {file.name}:{name} is no class on transformers.TrainerCallback" if kind else f"callbacks: {file.name} has no {name}")
+        return kind()
     except Exception as error:  # whatever a user's file may raise
-        fail(f"callbacks: {file.name} failed: {type(error).__name__}: {error}")
-    if not found:
-        fail(f"callbacks: {file.name} defines no class on transformers.TrainerCallback")
-    return found
-
-
-def _is_callback(found: object, module: str) -> bool:
-    return isinstance(found, type) and issubclass(found, TrainerCallback) and found.__module__ == module
+        fail(f"callbacks: {file.name}:{name} failed: {type(error).__name__}: {error}")
 
 
 def _settle(made: Path, folder: Path, step: int, settings: Mapping[str, object], history: list[str]) -> None:

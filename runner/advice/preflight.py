@@ -179,6 +179,7 @@ class _Looks:
                 "missing": {}
                 if self._found.verdicts[n].answer == RESTORE or spec.select is not None
                 else dict(missing_inputs.missing(self._ws, self._found, n)),
+                "members": [each._asdict() for each in missing_inputs.members(self._ws, self._found, n) if not each.wrong],
             },
             gather=code,
         )

@@ -53,7 +53,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
             "image",
             "git",
         ),
-        *("logins", "remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing"),
+        *("logins", "remote", "imports", "keywords", "config_sections", "config_kind", "config_faults", "missing", "members"),
     ),
     "model": (
         *("address", "exists", "hub", "gated", "access", "size", "config", "architecture", "type", "vision", "vocabulary", "positions", "pipeline"),

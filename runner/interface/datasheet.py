@@ -169,6 +169,7 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
         "key": spec.key,
         "continues": spec.continues,
         "stream": spec.stream,
+        "member": spec.member,
         "only": list(spec.only),
     }
 
@@ -349,6 +350,7 @@ def _kind(spec: Input) -> str:
     else:
         head += ", required" if spec.required else ", optional"
     notes = [*_bounds(spec.limits), "raising it continues" if spec.continues else "", "" if spec.key else "never a reason to run again"]
+    notes += ["each FILE.py:NAME" if spec.member and spec.items else "FILE.py:NAME" if spec.member else ""]
     notes += ["streamed" if spec.stream else "", f"only {' '.join(spec.only)}" if spec.only else ""]
     return "; ".join([head, *(note for note in notes if note)])
 

@@ -183,6 +183,7 @@ def _declared(spec: Input, value: Tree, has_value: bool) -> str:
     found |= {"continues": True} if spec.continues else {}
     found |= {"key": False} if not spec.key else {}
     found |= {"stream": True} if spec.stream else {}
+    found |= {"member": True} if spec.member else {}
     found |= {"required": False} if not spec.required and spec.type != "secret" else {}
     return _flow({**found, **({"doc": spec.doc} if spec.doc else {})})
 

@@ -335,6 +335,8 @@ def _as_type(type_: InputType, spec: Input, value: object) -> Tree:
         case "object":
             return _object(value)
         case "file" | "dataset" | "model":
+            if spec.member and isinstance(value, str) and not spec.parted(value)[1]:
+                raise BadValue("wrong-type", f"must be FILE.py:NAME, a Python file and a class or function in it, not {_shown(value)}")
             return _address(type_, value)
     fix = ""
     if type_ == "string" and not isinstance(value, (list, dict)):

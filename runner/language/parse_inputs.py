@@ -57,6 +57,9 @@ class InputsReader:
         ):
             if word in raw and kind not in kinds:
                 self._source.problem("useless-key", f'"{word}" belongs to an input of type {" or ".join(kinds)}, not {kind}', (*path, word), key=True)
+        if "member" in raw and "file" not in (kind, items):
+            message = f'"member" belongs to an input of type file, or to a list of them, not {kind}'
+            self._source.problem("useless-key", message, (*path, "member"), key=True)
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             self._source.problem("contradiction", message, (*path, "key"), "a number that says how long to train is part of the key", key=True)
@@ -88,6 +91,7 @@ class InputsReader:
             continues=raw.get("continues", False),
             only=tuple(raw.get("only", ())),
             stream=raw.get("stream", False),
+            member=raw.get("member", False),
         )
 
     def _check_limits(self, name: str, limits: dict[str, Any]) -> None:

@@ -37,6 +37,12 @@ class Input:
     continues: bool = False
     only: tuple[str, ...] = ()
     stream: bool = False
+    member: bool = False  # FILE.py:NAME, a class or function in a file
+
+    def parted(self, address: str) -> tuple[str, str]:
+        """The file that a value names, and the `:NAME` behind it, which only a `member` has."""
+        file, _, name = address.rpartition(":")
+        return (file, f":{name}") if self.member and name.isidentifier() and file.endswith(".py") and "?" not in file else (address, "")
 
 
 @dataclass(frozen=True, slots=True)

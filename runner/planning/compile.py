@@ -181,14 +181,15 @@ class _Compiler:
         if isinstance(value, PathValue):
             base = _last(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
-            return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only))
+            return PathValue(f"{folder}/{base}", value.kind, value.address if given else (value.address[0], spec.only), value.member)
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
             return value
+        value, member = spec.parted(value)
         kind = self.kind_of(value)
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only))
+        return PathValue(f"{folder}/{_last(whole) or spec.name}", kind, (value, spec.only), member)
 
     def _step(self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None) -> None:
         if step.uses:

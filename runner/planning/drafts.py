@@ -37,15 +37,19 @@ LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class PathValue(str):
-    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step."""
+    """The name of a path in the attempt directory, and where it comes from: a caller's file, a model, or outputs of a step.
+
+    As text it has `member` behind it: the `:NAME` of what is meant in a Python file, or nothing.
+    """
 
     name: str
     kind: str
     address: Any
+    member: str
 
-    def __new__(cls, name: str, kind: str, address: Any) -> PathValue:
-        self = super().__new__(cls, name)
-        self.name, self.kind, self.address = name, kind, address
+    def __new__(cls, name: str, kind: str, address: Any, member: str = "") -> PathValue:
+        self = super().__new__(cls, name + member)
+        self.name, self.kind, self.address, self.member = name, kind, address, member
         return self
 
 

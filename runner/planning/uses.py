@@ -171,9 +171,9 @@ class UsedRecipes:
         moved: dict[str, Any] = {}
         for name, value in found.items():
             if isinstance(value, PathValue):
-                moved[name] = PathValue(prefix + value.name, value.kind, value.address)
+                moved[name] = PathValue(prefix + value.name, value.kind, value.address, value.member)
             elif isinstance(value, list):
-                moved[name] = [PathValue(prefix + v.name, v.kind, v.address) for v in value]
+                moved[name] = [PathValue(prefix + v.name, v.kind, v.address, v.member) for v in value]
         return moved
 
 

@@ -174,7 +174,7 @@ def _addresses(recipe: Recipe, values: Mapping[str, object]) -> Iterator[tuple[s
     for name, value in values.items():
         spec = recipe.inputs[name]
         if {spec.type, spec.items} & set(_ADDRESSES):
-            yield from ((name, item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
+            yield from ((name, spec.parted(item)[0]) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
 
 
 def _below(path: str, roots: list[str]) -> bool:

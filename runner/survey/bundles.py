@@ -200,7 +200,7 @@ class _Packing:
             moved = {value: f"./{places[value]}" for value in values if value in places and os.path.normpath(value) != places[value]}
             whole = self._anew.plan.inputs[name]
             if moved:
-                self._bound[name] = [moved.get(str(each), each) for each in whole] if isinstance(whole, list) else moved[str(whole)]
+                self._bound[name] = [_moved(str(each), moved) for each in whole] if isinstance(whole, list) else _moved(str(whole), moved)
 
     def declared(self, facts: Facts) -> None:
         """Dependencies, code and locks."""
@@ -281,6 +281,14 @@ class _Packing:
 
     def _wrong(self, words: str, fix: str) -> None:
         self.problems.append(Problem("not-portable", words, fix=fix))
+
+
+def _moved(value: str, places: Mapping[str, str]) -> str:
+    """A value of an input, where its file is in another place; what is behind a file's name, as in `FILE.py:NAME`, stays."""
+    for file in (value, value.rpartition(":")[0]):
+        if file in places:
+            return places[file] + value.removeprefix(file)
+    return value
 
 
 def _below(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:

@@ -463,7 +463,8 @@ def compiled_anew(ws: Workspace, request: Request) -> Anew:
     for name, spec in recipe.inputs.items():
         value = plan.inputs.get(name) if {spec.type, spec.items} & {"file", "dataset", "model"} and not spec.stream else None
         given = value if isinstance(value, list) else [value]
-        paths[name] = [each for each in given if isinstance(each, str) and kind_of(each) == "path"]
+        files = [spec.parted(each)[0] for each in given if isinstance(each, str)]
+        paths[name] = [each for each in files if kind_of(each) == "path"]
     looked = {pattern: [match for match in found if match not in globs.left] for pattern, found in globs.looked.items()}
     return Anew(request.recipe, source, plan, sources, looked, {name: values for name, values in paths.items() if values})
 

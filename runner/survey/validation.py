@@ -164,7 +164,7 @@ def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
         "boolean": [turn == 0],
         "choice": options if turn == 0 else options[::-1],
         "object": [{}],
-        "file": [f"{word}.txt"],
+        "file": [f"{word}.txt", f"{word}.py:{word}"],
         "dataset": [word],
         "model": [f"./{word}"],
     }

@@ -313,6 +313,25 @@ def test_compiled_blocks_learn_the_same_and_are_resumed_to_the_same_bits(
 
 
 @pytest.mark.proof
+@pytest.mark.skipif(shutil.which("g++") is None, reason="not run: torch.compile wants a C++ compiler")
+def test_blocks_made_by_the_compiler_learn_what_is_learned_without_and_are_resumed_to_the_same_bits(
+    trainers: SimpleNamespace, encoded: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With inductor, which makes C++ of them: sums are added up in another order, so losses differ in their last digits."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "made"))
+    options = Namespace(**{**vars(encoded), "compile": True, "checkpoint_activations": True})
+    made, plain = Bench(trainers, options), Bench(trainers, Namespace(**{**vars(options), "compile": False}))
+    assert made.go(1, 2) == pytest.approx(plain.go(1, 2), rel=1e-5)
+    assert list((tmp_path / "made").rglob("*.cpp"))
+    middle = {name: value.clone() for name, value in made.training.tensors().items()}
+    losses = made.go(3, 4)
+    assert losses == pytest.approx(plain.go(3, 4), rel=1e-4)
+    again = Bench(trainers, options)
+    again.training.restore(middle)
+    assert again.go(3, 4) == losses
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "prodigy"])
 def test_with_all_of_it_a_killed_training_ends_in_the_same_bits(optimizer: str, encoded: Namespace, tmp_path: Path) -> None:
     """As programs, killed at step 9, resumed at 5, the same files at the end."""

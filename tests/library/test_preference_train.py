@@ -13,6 +13,7 @@ import pytest
 
 from runner.storage.checkpoint_layouts import layout
 from tests.library.siblings import siblings
+from tests.library.test_text_options import difference
 from tests.system.test_sft_trainer import BASE, ROOT, launched, program, run, signal_at
 
 PAIRS = ROOT / "fixtures" / "datasets" / "explain-or-show" / "pairs.jsonl"
@@ -121,14 +122,32 @@ def test_a_killed_training_ends_in_the_same_bits(pairs: Path, trained: Path, tmp
     ],
 )
 def test_a_resumed_training_ends_in_the_same_bits(kind: str, method: str, processes: int, pairs: Path, tmp_path: Path) -> None:
-    """With noise on what is read, decay, and attention by another way: whatever any of them draws comes back."""
+    """With noise on what is read, decay, and attention by another way: whatever any of them draws comes back.  A part of an epoch are six steps."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    flags = ("--method", method, "--dropout", 0.3, "--neftune", 5, "--weight-decay", 0.1, "--attention", "eager")
+    part = (STEPS - 0.5) * 8 / json.loads((pairs / "manifest.json").read_text())["pairs"]["train"]
+    flags = ("--epochs", part, "--method", method, "--dropout", 0.3, "--neftune", 5, "--weight-decay", 0.1, "--attention", "eager")
     for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
-        done = run(training(kind, pairs, out, *flags, *more, processes=processes), RECIPE_WORLD_SIZE=str(processes))
+        done = run(training(kind, pairs, out, *flags, *more, processes=processes, max_steps=99), RECIPE_WORLD_SIZE=str(processes))
         assert done.returncode == 0, done.stderr
     assert learned(resumed) == learned(whole) and len(learned(whole)) >= 3
     assert checkpoints(resumed) == ["checkpoint-6"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("kind", "method"), [("dpo", "lora"), ("dpo", "full"), ("orpo", "lora"), ("reward", "lora")])
+def test_a_sharded_training_that_is_resumed_ends_where_an_undisturbed_one_does(kind: str, method: str, pairs: Path, tmp_path: Path) -> None:
+    """FSDP 2 over gloo, in full with a second model to compare with: the losses of one process, and a resume within a millionth."""
+    whole, resumed, alone = (tmp_path / name for name in ("whole", "resumed", "alone"))
+    flags = ("--method", method, "--eval-every", 3, "--sharding")
+    for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
+        done = run(training(kind, pairs, out, *flags, "fsdp", *more, processes=2), RECIPE_WORLD_SIZE="2", FORKS_REAL="1")
+        assert done.returncode == 0, done.stderr
+    assert (whole / "checkpoints" / "checkpoint-3" / "pytorch_model_fsdp.bin").exists()
+    assert run(training(kind, pairs, alone, *flags, "none")).returncode == 0
+    told = [[json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()] for out in (whole, alone)]
+    losses = [[line[name] for line in each for name in ("loss", "eval_loss") if name in line] for each in told]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == STEPS + 2
+    assert difference(whole / "weights", resumed / "weights") <= 1e-6
 
 
 def test_two_processes_resume_exactly_and_learn_what_one_learns(pairs: Path, trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.library import forks
-from tests.library.test_text_options import CALLBACK
+from tests.library.test_text_options import CALLBACK, difference
 from tests.system.test_sft_trainer import launched, program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,19 @@ def test_a_training_whose_reward_falls_is_over_and_its_best_model_comes_out_thou
     """A rate that is far too high; with dropout, whose draws come back, and a callback of the user's."""
     (tmp_path / "told.py").write_text(CALLBACK)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    flags = ["--dora", "--dropout", 0.3, "--attention", "eager", "--eval-every", 1, "--early-stopping", 2, "--callbacks", tmp_path / "told.py"]
+    flags = [
+        "--dora",
+        "--dropout",
+        0.3,
+        "--attention",
+        "eager",
+        "--eval-every",
+        1,
+        "--early-stopping",
+        2,
+        "--callbacks",
+        f"{tmp_path / 'told.py'}:Told",
+    ]
     harm = ["--learning-rate", 5, "--max-steps", 20, "--decay-steps", 0]
     done = run(training(prompts, whole, *flags, *harm))
     assert done.returncode == 0, done.stderr
@@ -144,14 +157,87 @@ def test_two_processes_draw_what_one_draws_and_resume_to_the_same_bits(prompts: 
     assert weights(broken) == weights(whole)
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_sharded_training_draws_what_one_process_draws_and_is_resumed_within_a_millionth(method: str, prompts: Path, tmp_path: Path) -> None:
+    whole, resumed, alone = (tmp_path / name for name in ("whole", "resumed", "alone"))
+    flags = [word for word in training(prompts, tmp_path, "--method", method) if word != "--keep-best"]
+    for out, sharding, more in (
+        (whole, "fsdp", []),
+        (resumed, "fsdp", ["--resume", str(whole / "checkpoints" / "checkpoint-2")]),
+        (alone, "none", []),
+    ):
+        argv = [word.replace(str(tmp_path), str(out)) for word in flags] + ["--sharding", sharding, *more]
+        processes = 1 if out is alone else 2
+        done = run(launched(argv, processes), RECIPE_WORLD_SIZE=str(processes), FORKS_REAL="1")
+        assert done.returncode == 0, done.stderr
+    for name in ("reward", "kl"):
+        assert [line[name] for line in history(whole)] == pytest.approx([line[name] for line in history(alone)], abs=1e-4)
+    assert difference(whole / "learned", resumed / "learned") <= 1e-6
+
+
+WRITING = """
+import os, sys
+import torch
+from torch.distributed.fsdp import fully_shard
+from transformers import LogitsProcessor, LogitsProcessorList
+from argparse import Namespace
+from pathlib import Path
+import adapters, sharding
+from peft import get_peft_model
+from text_model import load_base
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+base = load_base(Path(sys.argv[1]), "random", 0, "no")
+options = Namespace(method=sys.argv[2], rank=4, alpha=8.0, rank_stabilized=False, dora=False, dropout=0.0, train_embeddings=False)
+config = adapters.lora(options, "CAUSAL_LM")
+model = get_peft_model(base, config) if config else base
+
+class Ends(LogitsProcessor):  # after 2 tokens, or 6
+    def __init__(self): self.tokens = 0
+    def __call__(self, ids, scores):
+        self.tokens += 1
+        scores[:, 0] = float("inf") if self.tokens > 2 + 4 * rank else float("-inf")
+        return scores
+
+def written():
+    ids = torch.arange(3, 8)[None]
+    ends = LogitsProcessorList([Ends()])
+    with sharding.generating(model), torch.no_grad():
+        told = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, logits_processor=ends, eos_token_id=0, pad_token_id=0)
+    return told[0, 5:].tolist()
+
+alone = written()
+for layer in base.model.layers:
+    fully_shard(layer)
+fully_shard(model)
+assert [written() for _ in range(2)] == [alone, alone], alone
+assert len(alone) == (3, 7)[rank], alone
+torch.distributed.barrier()
+print("written", rank, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_processes_that_share_a_model_write_what_each_would_alone_however_long(method: str, tmp_path: Path) -> None:
+    """One is at its end before the other, and goes on gathering weights for it."""
+    (tmp_path / "writing.py").write_text(WRITING)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(tmp_path / "writing.py"), str(BASE), method]
+    done = subprocess.run(argv, env=environment(PYTHONPATH=str(TRAINERS)), capture_output=True, text=True, timeout=120)
+    assert sorted(done.stdout.splitlines()) == ["written 0", "written 1"], done.stderr
+
+
 def test_grpo_learns_from_a_function_and_a_reward_model_together(prompts: Path, tmp_path: Path) -> None:
     """With all weights; the function has no opinion on some completions, and both rewards are told apart."""
     function = tmp_path / "reward.py"
     function.write_text(FUNCTION)
     more = ["--reward-function", function, "--reward-model", BASE, "--reward-init", "random", "--rewards", '{"model": 0.5}', "--beta", 0.01]
     batches = [
-        "--max-steps",
-        15,
+        "--epochs",
+        0.25,
         "--global-batch",
         32,
         "--num-generations",
@@ -165,9 +251,11 @@ def test_grpo_learns_from_a_function_and_a_reward_model_together(prompts: Path, 
         "--eval-every",
         0,
     ]
-    done = run(training(prompts, tmp_path, *more, *batches, "--algorithm", "grpo", "--method", "full"))
+    argv = training(prompts, tmp_path, *more, *batches, "--algorithm", "grpo", "--method", "full")
+    done = run([word for word in argv if word != "--keep-best"])
     assert done.returncode == 0, done.stderr
     points = history(tmp_path)
+    assert len(points) == 15  # a quarter of an epoch
     for point in points:
         assert point["reward"] == pytest.approx(point["reward_function"] + 0.5 * point["reward_model"], abs=0.05)  # None counts as nothing
     assert sum(point["reward"] for point in points[-5:]) / 5 > sum(point["reward"] for point in points[:5]) / 5 + 0.1

@@ -28,6 +28,16 @@ class Told(TrainerCallback):
 """
 
 
+def difference(one: Path, other: Path) -> float:
+    """By how much exported weights differ at most, relative to the greatest of their matrix."""
+    from safetensors.numpy import load_file
+
+    (name,) = (file.name for file in one.glob("*.safetensors"))
+    first, second = load_file(one / name), load_file(other / name)
+    assert len(first) > 20 and set(first) == set(second)
+    return max(float(abs(first[key] - second[key]).max() / max(abs(first[key]).max(), 1e-12)) for key in first)
+
+
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("topics") / "tokens"
@@ -77,7 +87,7 @@ def test_a_training_that_gets_worse_is_over_and_its_best_model_comes_out_though_
     flags = ("--eval-every", 1, "--save-every", 2, "--early-stopping", 2, "--keep-best", "--decay-steps", 0, "--epochs", 0.5)
     harm = ("--learning-rate", 5, "--warmup-steps", 0)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    done = run(training(topics, whole, *flags, *harm, "--callbacks", tmp_path / "told.py"))
+    done = run(training(topics, whole, *flags, *harm, "--callbacks", f"{tmp_path / 'told.py'}:Told"))
     assert done.returncode == 0, done.stderr
     told = history(whole)
     looks = [(line["eval_loss"], int(line["step"])) for line in told if "eval_loss" in line]
@@ -102,16 +112,41 @@ def test_a_training_that_gets_worse_is_over_and_its_best_model_comes_out_though_
     ("flags", "said"),
     [
         (("--sharding", "fsdp"), "sharding fsdp shares a model among processes, and one came up"),
-        (("--callbacks", "none.py"), "callbacks: none.py defines no class on transformers.TrainerCallback"),
-        (("--callbacks", "broken.py"), "callbacks: broken.py failed: ZeroDivisionError: division by zero"),
+        (("--early-stopping", "2", "--eval-every", "0"), "early_stopping goes by looks at held-out data, and there is none"),
     ],
 )
 def test_what_cannot_be_is_refused(flags: tuple[str, str], said: str, topics: Path, tmp_path: Path) -> None:
-    (tmp_path / "none.py").write_text("from transformers import TrainerCallback\n")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    given = [tmp_path / word if word.endswith(".py") else word for word in flags]
-    done = run(training(topics, tmp_path / "out", *given, max_steps=1))
+    done = run(training(topics, tmp_path / "out", *flags, max_steps=1))
     assert done.returncode == 1 and f"train: {said}" in done.stderr
+
+
+def test_callbacks_are_those_classes_that_are_named(tmp_path: Path) -> None:
+    """Each once, in the order in which they are named; two of one file see the same names."""
+    (tmp_path / "told.py").write_text(f"{CALLBACK}\nclass More(Told):\n    seen = Told\nTold.more = More\n")
+    with siblings():
+        common: Any = importlib.import_module("trl_common")
+        more, told = common.callbacks([f"{tmp_path / 'told.py'}:{name}" for name in ("More", "Told")])
+    assert [type(each).__name__ for each in (more, told)] == ["More", "Told"] and more.seen is type(told) and told.more is type(more)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("hooks.py:Nope", "callbacks: hooks.py has no Nope"),
+        ("hooks.py:Plain", "callbacks: hooks.py:Plain is no class on transformers.TrainerCallback"),
+        ("hooks.py:Wants", r"callbacks: hooks.py:Wants failed: TypeError: .*missing 1 required positional argument: 'what'"),
+        ("broken.py:Told", "callbacks: broken.py:Told failed: ZeroDivisionError: division by zero"),
+        ("absent.py:Told", "callbacks: absent.py:Told failed: FileNotFoundError"),
+    ],
+)
+def test_a_callback_that_cannot_be_had_is_named(named: str, said: str, tmp_path: Path) -> None:
+    wants = "class Wants(Told):\n    def __init__(self, what): pass\n"
+    (tmp_path / "hooks.py").write_text(f"{CALLBACK}\nclass Plain: pass\n{wants}")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with siblings():
+        common: Any = importlib.import_module("trl_common")
+        with pytest.raises(SystemExit, match=said):
+            common.callbacks([f"{tmp_path}/{named}"])
 
 
 @pytest.mark.parametrize(("dropout", "neftune"), [(0.5, 0.0), (0.0, 50.0)])
@@ -174,8 +209,6 @@ def test_what_deepspeed_is_given_is_what_transformers_fills_in(stage: int) -> No
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_sharded_training_that_is_resumed_ends_where_an_undisturbed_one_does(method: str, topics: Path, tmp_path: Path) -> None:
     """FSDP 2 over gloo, which shares out every weight: the loss of one process, and weights that a resume changes by no more than a millionth."""
-    from safetensors.numpy import load_file
-
     flags = ("--method", method, "--decay-steps", 0, "--save-every", 3, "--sharding")
     whole, resumed, alone = (tmp_path / name for name in ("whole", "resumed", "alone"))
     for out, more in ((whole, ()), (resumed, ("--resume", whole / "checkpoints" / "checkpoint-3"))):
@@ -184,9 +217,7 @@ def test_a_sharded_training_that_is_resumed_ends_where_an_undisturbed_one_does(m
     assert (whole / "checkpoints" / "checkpoint-3" / "pytorch_model_fsdp.bin").exists()
     assert run(training(topics, alone, *flags, "none", max_steps=6)).returncode == 0
     assert [line["loss"] for line in history(whole)] == pytest.approx([line["loss"] for line in history(alone)], rel=1e-5)
-    (name,) = (file.name for file in (whole / "weights").glob("*.safetensors"))
-    one, other = (load_file(out / "weights" / name) for out in (whole, resumed))
-    assert len(one) > 20 and max(float(abs(one[key] - other[key]).max() / max(abs(one[key]).max(), 1e-12)) for key in one) <= 1e-6
+    assert difference(whole / "weights", resumed / "weights") <= 1e-6
 
 
 @pytest.mark.proof

@@ -186,6 +186,22 @@ def test_an_input_that_the_store_has_is_named_by_its_content(ready: tuple[Machin
     assert a.row(first).outputs == a.row(second).outputs != ()
 
 
+def test_a_class_of_a_file_from_elsewhere_is_named_where_the_file_is_then(ready: tuple[Machine, Machine]) -> None:
+    a, b = ready
+    a.space.recipe(
+        {
+            "inputs": {"hooks": {"type": "list", "items": "file", "member": True}},
+            "steps": {"show": {"run": ["sh", "-c", 'echo "$1"; cat "${1%%:*}"', "sh", "{{ inputs.hooks }}"], "outputs": [], "cache": False}},
+        }
+    )
+    a.space.write("../elsewhere/hooks.py", "class Mine: pass\n")
+    run = a.submit(hooks=[f"{a.space.root}/../elsewhere/hooks.py:Mine"])
+    b.work()
+    assert a.row(run).state == "COMPLETED"
+    code, told, said = b.command("logs", f"{run}/show")
+    assert code == 0 and "inputs/hooks/0/hooks.py:Mine" in told and "class Mine: pass" in told, told + said
+
+
 def test_all_that_means_nothing_elsewhere_is_told_at_once(ready: tuple[Machine, Machine]) -> None:
     a, b = ready
     a.space.write("recipe.toml", "")

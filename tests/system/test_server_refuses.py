@@ -163,6 +163,11 @@ BAD: dict[str, tuple[str, bytes, int]] = {
     "a path of the home": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "~/.netrc"}}', 422),
     "a path upwards": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/../recipe.toml"}}', 422),
     "a link that leads out": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "data/out"}}', 422),
+    "a class behind a link that leads out": (
+        "/v1/runs",
+        b'{"recipe": "sft@1", "preset": "smoke", "inputs": {"callbacks": ["data/out.py:Mine"]}}',
+        422,
+    ),
     "an unknown scheme": ("/v1/runs", b'{"recipe": "hello", "inputs": {"data": "file:///etc/passwd"}}', 422),
     "an unknown scope": ("/v1/tokens", b'{"scope": "root"}', 422),
     "the token of no run": ("/v1/tokens", b'{"scope": "read", "run": "../x"}', 404),
@@ -172,9 +177,10 @@ BAD: dict[str, tuple[str, bytes, int]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_a_bad_body_is_refused_at_once_with_every_problem_and_nothing_is_stored(served: Served, what: str) -> None:
     path, data, status = BAD[what]
-    out = served.rest.root / "data" / "out"
-    if not out.is_symlink():
-        out.symlink_to("/etc/passwd")
+    for name in ("out", "out.py"):
+        out = served.rest.root / "data" / name
+        if not out.is_symlink():
+            out.symlink_to("/etc/passwd")
     before, took = stored(served.rest), []
     for _ in range(3):
         begun = time.perf_counter()

@@ -555,6 +555,17 @@ outputs: {model: "{{ steps.train.model }}"}
 """
 
 
+def test_a_step_sees_what_is_behind_the_name_of_a_file_and_is_given_the_file() -> None:
+    hooks = 'inputs: {hooks: {type: list, items: file, member: true}}\nsteps: {s: {run: [x, "{{ inputs.hooks }}"]}}'
+    handed = "inputs: {mine: {type: list, items: file, member: true}}\nsteps: {u: {uses: ./inner.yaml, with: {hooks: '{{ inputs.mine }}'}}}"
+    for found, id in (
+        (plan(hooks, {"hooks": ["src/a.py:Told", "src/a.py:More"]}), "s"),
+        (plan(handed, {"mine": "src/a.py:Told,src/a.py:More"}, inner=hooks), "u/s"),
+    ):
+        assert found.specs()[found.index[id]].names.inputs["hooks"] == ["inputs/hooks/0/a.py:Told", "inputs/hooks/1/a.py:More"]
+        assert [source[:3] for source in node(found, id).takes] == [(f"inputs/hooks/{n}/a.py", "path", "src/a.py") for n in (0, 1)]
+
+
 def test_a_used_recipe_is_below_its_step() -> None:
     found = plan(
         'steps: {d: {run: x, outputs: {o: data/}}, sft: {uses: ./inner.yaml, with: {data: "{{ steps.d.o }}"}}, e: {run: "x {{ steps.sft.model }}"}}',

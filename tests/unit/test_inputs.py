@@ -57,6 +57,14 @@ def problems(preset: str | None = None, environment: Mapping[str, str] | None = 
     return [str(problem) for problem in caught.value.problems]
 
 
+@pytest.mark.parametrize("value", ["hooks.py", "hooks.txt:Told", "hooks.py:", "hooks.py:a b", "https://a.example/hooks.py?key=1.py:Told"])
+def test_what_stands_in_a_python_file_is_named_behind_it(value: str) -> None:
+    spec = recipe("{type: list, items: file, member: true}").inputs["x"]
+    assert inputs.converted(spec, "src/a.py:Told, s3://b/c.py:made") == ["src/a.py:Told", "s3://b/c.py:made"]
+    with pytest.raises(inputs.BadValue, match=r"must be FILE.py:NAME, a Python file and a class or function in it, not .* \(item 1\)"):
+        inputs.converted(spec, [value])
+
+
 def test_defaults_are_values() -> None:
     values = bind()
     assert values["steps_asked"] == 1000 and values["lr"] == 1e-4 and values["name"] is None and values["seeds"] == [1]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import LARGE, contents
 
 if TYPE_CHECKING:
+    import ast
+
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
@@ -60,4 +65,52 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
             and not any(files for _, _, files in os.walk(path, followlinks=True))
         ):
             wrong.append((source.address, "is an empty folder"))
-    return wrong
+    return [*wrong, *((each.given, each.wrong) for each in members(ws, found, n) if each.wrong)]
+
+
+class Member(NamedTuple):
+    """A class or function that a step is given as `FILE.py:NAME`."""
+
+    given: str
+    wrong: str  # why it cannot be had, or ""
+    bases: tuple[str, ...] | None  # of a class: those that come from other files; None where that is not known
+
+
+def members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
+    """Those of files that are on this disk, as their syntax tells."""
+    files = {source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"}
+    for value in found.plan.specs()[n].names.inputs.values():
+        for text in value if isinstance(value, list) else [value]:
+            path, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+            if path in files and (data := contents(ws.absolute(files[path]), LARGE)) is not None:
+                yield Member(f"{files[path]}:{name}", *_member(data, name))
+
+
+def _member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
+    """Why a file has no such name, and what a class of that name is built on."""
+    import ast
+
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return f"cannot be read as Python: {error}", None
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if name in classes:
+        return "", tuple(dict.fromkeys(_bases(classes[name], classes)))
+    if any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
+        return "", ()
+    said = {getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")}
+    if name in said or "*" in said:
+        return "", None
+    return "is not in that file" + (f" (it has {', '.join(classes)})" if classes else ""), None
+
+
+def _bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    from ast import unparse
+
+    for base in made.bases:
+        word = unparse(base)
+        if word in classes and classes[word].lineno < made.lineno:
+            yield from _bases(classes[word], classes)
+        elif word != "object":
+            yield word

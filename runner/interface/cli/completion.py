@@ -192,7 +192,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
         yield from _starting(f"{name}={value}", (f"{name}={choice}" for choice in spec["choices"]))
     elif kind == "boolean":
         yield from _starting(f"{name}={value}", (f"{name}=true", f"{name}=false"))
-    elif kind in ("file", "dataset", "model"):
+    elif kind in ("file", "dataset", "model") or spec.get("items") == "file":
         yield ":files"
 
 
