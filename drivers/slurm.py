@@ -63,6 +63,7 @@ class Slurm:
     seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
     hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and no client is connected (0: until
     `time`).  `setup` are lines of shell before anything runs there.
+    `container` is checked here and obeyed by who runs steps.
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
     """
@@ -95,9 +96,10 @@ class Slurm:
         setup: str | Sequence[str] = (),
         python: str = "python3",
         options: Sequence[str] = (),
+        container: str = "",
         login: str | Mapping[str, Any] = "",
     ) -> None:
-        if wrong := commands.check(str(time), options):
+        if wrong := commands.check(str(time), options, container):
             raise WrongSetting(wrong)
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
         self.excluded: Mapping[str, int] = {}

@@ -22,6 +22,8 @@ OURS = (
     *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
 )
 """Options of sbatch that the driver sets itself, or that would break it."""
+CONTAINERS = ("apptainer", "singularity", "pyxis", "podman", "docker")
+"""What may run the images of steps on the nodes."""
 TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
 OVER = frozenset(
@@ -371,8 +373,12 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     return Denied(f"Slurm refuses the job: {_line(said)}")
 
 
-def check(time: str, options: Sequence[str]) -> str:
+def check(time: str, options: Sequence[str], container: str = "") -> str:
     """What is wrong with these settings, in words; empty when nothing is."""
+    if container and container not in CONTAINERS:
+        near = get_close_matches(container, CONTAINERS, n=1)
+        known = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(CONTAINERS)}"
+        return f'nothing runs images that is called "{container}": {known}'
     if time and not TIME.fullmatch(time):
         return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
     for option in options:

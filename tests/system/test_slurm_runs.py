@@ -17,9 +17,11 @@ import runner
 from drivers import slurm as driver
 from runner.errors import RecipeError
 from runner.execution.terms import Settings
+from tests.servers import cluster_engines
 from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
 from tests.servers.sshd import Sshd
 from tests.support import Space, Workers, until
+from tests.tools import needs
 
 SLURM = Settings(driver="slurm")
 STEPS = int(os.environ.get("RECIPE_SLURM_STEPS", "40"))
@@ -243,6 +245,7 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, clus
         ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
         ("time = 'soon'", 1, 3, "time"),
         ("options = ['--nodes=7']", 1, 3, "is the driver's own"),
+        ("container = 'aptainer'", 1, 3, 'did you mean "apptainer"?'),
         ("constraint = 'h100'", 1, 5, "no node that does for it"),
         ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
         ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
@@ -331,6 +334,25 @@ def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Sp
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 1 and "it, or another process meanwhile, changed its input data.bin" in said
     assert not (space.root / "o").exists()
+
+
+@pytest.mark.parametrize("container", ["apptainer", pytest.param("pyxis", marks=pytest.mark.proof)])
+def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(space: Space, cluster: Slurm, container: str) -> None:
+    """A program of `setup` runs it, as a child of the agent: no srun inside of srun, and what a node is given comes through."""
+    needs("root")
+    there = space.root.parent
+    cluster_engines.install(there / "bin", there)
+    cluster_engines.image(there / "team_trainer:1", ("sh", "cat", "echo", "env"))
+    (space.root / "big.bin").write_bytes(bytes(2 << 20))
+    path = f"export PATH={there}/bin:$PATH APPTAINER_CACHEDIR={there}/cache ENROOT_DATA_PATH={there}/rootfs"
+    settings(space, f"container = '{container}'\nsetup = ['{path}']")
+    space.recipe(
+        "image: team/trainer:1\nsteps: {s: {nodes: 2, deps: [big.bin], outputs: {o: o.txt},"
+        " run: 'cat big.bin > /dev/null; echo $NODE_RANK of $NNODES, $FROM_IMAGE; echo made > {{ outputs.o }}'}}"
+    )
+    assert space.run(settings=SLURM) == ["s"]
+    assert space.read("o.txt") == "made\n"
+    assert [space.command("logs", "s", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2, yes\n", "1 of 2, yes\n"]
 
 
 def test_doctor_describes_the_cluster(space: Space) -> None:
