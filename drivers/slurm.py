@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import pwd
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -45,6 +46,8 @@ from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
 """Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+WORDS = 10.0
+"""Seconds for what only says why a job is over: a controller that is down takes nine."""
 DECIDED = ("time", "gres", "cpus", "memory")
 """What an offer says of the job that is submitted for it."""
 PATIENCE = 60.0
@@ -257,10 +260,20 @@ class Slurm:
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        said = ""
-        with suppress(DriverError):
-            said = await self._ask(commands.story(lease.id))
-        raise commands.ended(lease.id, said)
+        raise commands.ended(lease.id, await self._told(commands.story(lease.id)), await self._told(commands.record(lease.id)), self._user)
+
+    async def _told(self, argv: Argv) -> str:
+        """What a command says that is for words alone; nothing where it fails, or takes long."""
+        with suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(WORDS):
+                return await self._ask(argv)
+        return ""
+
+    def _user(self, number: str) -> str:
+        """The name of a user of the cluster, where it has the users of this machine."""
+        with suppress(KeyError, ValueError):
+            return number if self._login else pwd.getpwuid(int(number)).pw_name
+        return number
 
     async def _listed(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))

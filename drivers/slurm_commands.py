@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil, inf
@@ -30,6 +30,16 @@ OVER = frozenset(
     ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED")
 )
 """States of a job that is charged no more."""
+ENDS = {
+    "TIMEOUT": "its walltime ended",
+    "NODE_FAIL": "a node of it failed",
+    "BOOT_FAIL": "a node of it did not boot",
+    "PREEMPTED": "Slurm gave its nodes to another job",
+    "DEADLINE": "its deadline passed",
+    "OUT_OF_MEMORY": "it used more memory than it had, and `memory` in [drivers.slurm] asks for more",
+    "CANCELLED": "it was cancelled",
+}
+"""How a job ended, in words, by its state."""
 DOWN = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "boot", "power", "not_resp")
 """How the states of nodes begin that begin no job now."""
 NEVER = {
@@ -130,6 +140,11 @@ def scancel(job: str) -> Argv:
 def story(job: str) -> Argv:
     """All that the controller remembers of a job that may be over."""
     return ("scontrol", "show", "job", "-o", job)
+
+
+def record(job: str) -> Argv:
+    """What accounting has of a job and its steps, for years; it fails where a cluster has none."""
+    return ("sacct", "-n", "-P", "-j", job, "-o", "JobIDRaw,State,ExitCode")
 
 
 def config_of() -> Argv:
@@ -296,18 +311,26 @@ def begins(said: str, now: datetime) -> str:
     return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
 
 
-def ended(job: str, said: str) -> DriverError:
-    """Why a job is over, by `story`: Denied where the next one would end like it."""
+def ended(job: str, said: str, recorded: str = "", name: Callable[[str], str] = str) -> DriverError:
+    """Why a job is over, by `story` and, where there is one, `record`: Denied where the next would end like it.  `name`: of a user's number."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    state, by = told.get("JobState", ""), ""
+    for line in recorded.splitlines():
+        step, known, exit = (*line.split("|"), "", "")[:3]
+        if "." not in step:
+            first, _, by = known.partition(" by ")
+            state = first if first in OVER else state
+            told.setdefault("ExitCode", exit)
+        elif known.startswith("OUT_OF_ME"):
+            state = "OUT_OF_MEMORY"  # it ended the keeper, and the job therefore
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
         return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
-    reason = told.get("Reason", "None")
-    state = told.get("JobState", "")
-    why = " ".join(filter(None, ("" if state == "COMPLETING" else state, "" if reason == "None" else f"({reason})")))
-    return HostLost(f"job {job} of Slurm is over" + (f": {why}" if why else ""))
+    marks = ", ".join(mark for mark in (state, told.get("Reason", "None")) if mark not in ("", "COMPLETING", "None"))
+    why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
+    return HostLost(f"job {job} of Slurm is over" + (f": {why} ({marks})" if why else f": {marks}" if marks else ""))
 
 
 def comment(mark: str, key: str) -> str:
@@ -348,7 +371,7 @@ def model(gres: str) -> str | None:
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
-    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
+    said = re.sub(r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
     low = said.lower()
     if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
         return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")

@@ -100,7 +100,8 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Sp
     until(begun.exists, seconds=30)
     before = cluster.jobs()
     cluster.cancel()
-    gate.touch()
+    until(lambda: begun.read_text() == "begun\n" * 2 or worker.poll() is not None, seconds=60)
+    gate.touch()  # not before: a step that is asked to end could end well
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert f"is lost: job {before[0]} of Slurm is over" in said and "takes its place" in said
@@ -185,8 +186,13 @@ def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, 
 def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(space, "partition = 'short'\ntime = 10")
     told: list[str] = []
-    monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
-    monkeypatch.setattr(driver, "PATIENCE", 1.0)
+
+    def say(_listener: object, text: str) -> None:
+        told.append(text)
+        if "waits in the queue of Slurm (Partition" in text:
+            monkeypatch.setattr(driver, "PATIENCE", 0.0)  # not before: Slurm may need longer to say why
+
+    monkeypatch.setattr(runner._Calls, "say", say)
     space.recipe("steps: {s: {run: 'true'}}")
     with pytest.raises(RecipeError, match=r"never begins: the partition .*ends jobs earlier than `time` says"):
         space.attempt(settings=SLURM)
@@ -375,8 +381,8 @@ def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster:
     second = other.start("run", "--driver", "slurm")
     until(lambda: len(begun.read_text().splitlines()) == 2, seconds=30)
     cluster.ask("scancel", before)
-    until(lambda: before not in cluster.jobs(), seconds=30)
-    gate.touch()
+    until(lambda: len(begun.read_text().splitlines()) == 3 or first.poll() is not None, seconds=60)
+    gate.touch()  # not before: a step that is asked to end could end well
     for worker in (first, second):
         _, said = worker.communicate(timeout=60)
         assert worker.returncode == 0, said
