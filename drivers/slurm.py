@@ -223,7 +223,34 @@ class Slurm:
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
         names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
-        return [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
+        shown = [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", commands.limits(commands.groups(said)))]
+        return [*shown, *await self._look()]
+
+    async def _look(self) -> Sequence[tuple[str, str]]:
+        """What a node has for us that is free now.  Raises Denied where it lacks something."""
+        root = Path.home() / self._root  # an absolute one is itself
+        probe = f".probe-{secrets.token_hex(8)}"
+        made, seen = [each for each in (root, *root.parents) if not each.exists()], self._login is None
+        try:
+            if seen:
+                with suppress(OSError):
+                    root.mkdir(parents=True, exist_ok=True)
+                    (root / probe).touch()
+            said = await self._ask(commands.look(self._pattern, self._python, self._root, probe, self._setup))
+        except (Denied, Unreachable) as error:
+            return [("a node", f"none could be looked at now: {error}")]
+        finally:
+            with suppress(OSError):
+                (root / probe).unlink()
+                for each in made:
+                    each.rmdir()
+        has = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        if "python" not in has:
+            raise Denied(commands.WITHOUT_PYTHON)
+        if "root" not in has:
+            raise Denied(commands.WITHOUT_ROOM)
+        disk = ", on a disk that this machine sees" if "shared" in has else ", not seen from this machine" if seen else ""
+        return [("a node", f"{has.get('node', '')}: Python {has['python']}"), ("root there", has["root"] + disk)]
 
     async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of one node."""

@@ -62,6 +62,7 @@ NO_PYTHON, NO_ROOM = 93, 94
 YEAR = 365 * 86400
 """Seconds from now after which nothing is estimated: Slurm means that it does not know."""
 WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
+WITHOUT_ROOM = "the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]"
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
@@ -163,6 +164,34 @@ def sbatch(order: Order) -> Argv:
         *share,
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
+    )
+
+
+def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
+    """See what a node has that is free now: lines of name=value.  `probe`: the name of a file in `root`, as a machine has it that shares its disk."""
+    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "constraint": order.constraint}
+    script = [
+        *setup,
+        'case $1 in /*) root=$1 ;; *) root=$HOME/$1 ;; esac; echo "node=$SLURMD_NODENAME"',
+        '"$0" -c "import sys; v = sys.version_info; print(\'python=%d.%d.%d\' % v[:3]) if v >= (3, 9) else None" 2>/dev/null',
+        '[ -e "$root/$2" ] && echo shared=yes; mkdir -p "$root" && [ -w "$root" ] && echo "root=$root"; rmdir "$root" 2>/dev/null; :',
+    ]
+    return (
+        *("srun", "--quiet", "--immediate=10", "--time=1", "--nodes=1", "--ntasks=1", "--chdir=/", "--input=none"),
+        *(f"--{name}={value}" for name, value in said.items() if value),
+        *order.options,
+        *(("/bin/bash", "-lc") if setup else ("/bin/sh", "-c")),
+        *("\n".join(script), python or "python3", root, probe),
+    )
+
+
+def limits(found: Iterable[Group]) -> str:
+    """Partitions, with their nodes and how long they let a job last."""
+    nodes: dict[tuple[str, float], int] = {}
+    for group in found:
+        nodes[group.partition, group.longest] = nodes.get((group.partition, group.longest), 0) + group.nodes
+    return ", ".join(
+        f"{name} ({count} nodes, {'no limit' if longest == inf else f'{longest / 60:g} minutes'})" for (name, longest), count in nodes.items()
     )
 
 
@@ -327,7 +356,7 @@ def ended(job: str, said: str, recorded: str = "", name: Callable[[str], str] = 
     if code == NO_PYTHON:
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
-        return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
+        return Denied(WITHOUT_ROOM)
     marks = ", ".join(mark for mark in (state, told.get("Reason", "None")) if mark not in ("", "COMPLETING", "None"))
     why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
     return HostLost(f"job {job} of Slurm is over" + (f": {why} ({marks})" if why else f": {marks}" if marks else ""))

@@ -363,7 +363,11 @@ def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(space: Space, clust
 
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
-    assert code == 0 and "proctrack/" in out and "main, short" in out
+    assert code == 0 and "proctrack/" in out and "main (2 nodes, no limit), short (2 nodes, 1 minutes)" in out
+    assert re.search(r"a node +n[12]: Python 3\.", out) and f"{space.root.parent}/there, on a disk that this machine sees" in out
+    assert not (space.root.parent / "there").exists(), "nothing is left of the look"
+    settings(space, "python = '/nowhere/python3'")
+    assert "has no Python 3.9" in "".join(map(str, space.command("doctor", "--driver", "slurm")))
 
 
 def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster: Slurm) -> None:
