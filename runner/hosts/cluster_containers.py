@@ -179,10 +179,12 @@ metrics=${RECIPE_METRICS-${RECIPE_IN_RECIPE_METRICS-}}
 [ -z "$metrics" ] || : >>"$metrics" # a file that is not there cannot be mounted
 # One SIGTERM to each process of the step.  Apptainer has one that waits and hands signals on, and some that mount its image.
 ask() {
+  asked=yes
   if [ "$kind" = enroot ]; then kill -TERM -$client; return; fi
   found=
-  for each in /proc/[0-9]*; do
-    grep -qszFx "RECIPE_JOB=$RECIPE_JOB" $each/environ && grep -Eqsz '^(APPTAINER|SINGULARITY)_CONTAINER=' $each/environ || continue
+  for each in $(grep -lszFx "RECIPE_JOB=$RECIPE_JOB" /proc/[0-9]*/environ); do
+    grep -Eqsz '^(APPTAINER|SINGULARITY)_CONTAINER=' $each || continue
+    each=${each%/environ}
     kill -TERM ${each#/proc/} && found=yes
   done 2>/dev/null
   [ -n "$found" ] || kill -TERM $client
@@ -190,7 +192,15 @@ ask() {
 trap ask TERM
 setsid "$@" </dev/null &
 client=$!
-while :; do wait $client; code=$?; kill -0 $client 2>/dev/null || break; done
+code=
+while :; do # a wait that a signal ended is repeated; the shell knows the end of a child until it was waited for
+  asked=
+  wait $client
+  got=$?
+  [ -n "$code" ] && [ $got = 127 ] && break
+  code=$got
+  [ -n "$asked" ] || break
+done
 rm -rf "$box"
 exit $code
 """
