@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import pwd
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
@@ -45,6 +46,8 @@ from .slurm_commands import Group, Listed
 
 LONGEST = 30.0
 """Seconds for a command of Slurm; its own patience with a silent controller is shorter."""
+WORDS = 10.0
+"""Seconds for what only says why a job is over: a controller that is down takes nine."""
 DECIDED = ("time", "gres", "cpus", "memory")
 """What an offer says of the job that is submitted for it."""
 PATIENCE = 60.0
@@ -63,6 +66,7 @@ class Slurm:
     seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
     hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and no client is connected (0: until
     `time`).  `setup` are lines of shell before anything runs there.
+    `container` is checked here and obeyed by who runs steps.
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
     """
@@ -95,9 +99,10 @@ class Slurm:
         setup: str | Sequence[str] = (),
         python: str = "python3",
         options: Sequence[str] = (),
+        container: str = "",
         login: str | Mapping[str, Any] = "",
     ) -> None:
-        if wrong := commands.check(str(time), options):
+        if wrong := commands.check(str(time), options, container):
             raise WrongSetting(wrong)
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
         self.excluded: Mapping[str, int] = {}
@@ -218,7 +223,34 @@ class Slurm:
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
         names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
-        return [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", ", ".join(commands.partitions(said)))]
+        shown = [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", commands.limits(commands.groups(said)))]
+        return [*shown, *await self._look()]
+
+    async def _look(self) -> Sequence[tuple[str, str]]:
+        """What a node has for us that is free now.  Raises Denied where it lacks something."""
+        root = Path.home() / self._root  # an absolute one is itself
+        probe = f".probe-{secrets.token_hex(8)}"
+        made, seen = [each for each in (root, *root.parents) if not each.exists()], self._login is None
+        try:
+            if seen:
+                with suppress(OSError):
+                    root.mkdir(parents=True, exist_ok=True)
+                    (root / probe).touch()
+            said = await self._ask(commands.look(self._pattern, self._python, self._root, probe, self._setup))
+        except (Denied, Unreachable) as error:
+            return [("a node", f"none could be looked at now: {error}")]
+        finally:
+            with suppress(OSError):
+                (root / probe).unlink()
+                for each in made:
+                    each.rmdir()
+        has = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+        if "python" not in has:
+            raise Denied(commands.WITHOUT_PYTHON)
+        if "root" not in has:
+            raise Denied(commands.WITHOUT_ROOM)
+        disk = ", on a disk that this machine sees" if "shared" in has else ", not seen from this machine" if seen else ""
+        return [("a node", f"{has.get('node', '')}: Python {has['python']}"), ("root there", has["root"] + disk)]
 
     async def call(self, lease: Lease, node: str, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         """The `call` of one node."""
@@ -255,10 +287,20 @@ class Slurm:
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
-        said = ""
-        with suppress(DriverError):
-            said = await self._ask(commands.story(lease.id))
-        raise commands.ended(lease.id, said)
+        raise commands.ended(lease.id, await self._told(commands.story(lease.id)), await self._told(commands.record(lease.id)), self._user)
+
+    async def _told(self, argv: Argv) -> str:
+        """What a command says that is for words alone; nothing where it fails, or takes long."""
+        with suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(WORDS):
+                return await self._ask(argv)
+        return ""
+
+    def _user(self, number: str) -> str:
+        """The name of a user of the cluster, where it has the users of this machine."""
+        with suppress(KeyError, ValueError):
+            return number if self._login else pwd.getpwuid(int(number)).pw_name
+        return number
 
     async def _listed(self, name: str = "") -> list[Listed]:
         return commands.jobs(await self._ask(commands.squeue(name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil, inf
@@ -22,12 +22,24 @@ OURS = (
     *("-A", "-C", "-D", "-J", "-N", "-W", "-c", "-n", "-o", "-p", "-q", "-t"),
 )
 """Options of sbatch that the driver sets itself, or that would break it."""
+CONTAINERS = ("apptainer", "singularity", "pyxis", "podman", "docker")
+"""What may run the images of steps on the nodes."""
 TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}")
 """Minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
 OVER = frozenset(
     ("COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED")
 )
 """States of a job that is charged no more."""
+ENDS = {
+    "TIMEOUT": "its walltime ended",
+    "NODE_FAIL": "a node of it failed",
+    "BOOT_FAIL": "a node of it did not boot",
+    "PREEMPTED": "Slurm gave its nodes to another job",
+    "DEADLINE": "its deadline passed",
+    "OUT_OF_MEMORY": "it used more memory than it had, and `memory` in [drivers.slurm] asks for more",
+    "CANCELLED": "it was cancelled",
+}
+"""How a job ended, in words, by its state."""
 DOWN = ("down", "drain", "drng", "fail", "maint", "unk", "inval", "boot", "power", "not_resp")
 """How the states of nodes begin that begin no job now."""
 NEVER = {
@@ -50,6 +62,7 @@ NO_PYTHON, NO_ROOM = 93, 94
 YEAR = 365 * 86400
 """Seconds from now after which nothing is estimated: Slurm means that it does not know."""
 WITHOUT_PYTHON = "a node of the cluster has no Python 3.9 or later: name one as `python` in [drivers.slurm], or load one by `setup`"
+WITHOUT_ROOM = "the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]"
 OLDEST = (20, 11)
 """The first version that has `srun --overlap`."""
 NODE, JOB = "%N|%o", "%i|%T|%r|%V|%N|%L|%l|%j|%k"
@@ -130,6 +143,11 @@ def story(job: str) -> Argv:
     return ("scontrol", "show", "job", "-o", job)
 
 
+def record(job: str) -> Argv:
+    """What accounting has of a job and its steps, for years; it fails where a cluster has none."""
+    return ("sacct", "-n", "-P", "-j", job, "-o", "JobIDRaw,State,ExitCode")
+
+
 def config_of() -> Argv:
     """What the cluster says of itself."""
     return ("scontrol", "show", "config")
@@ -146,6 +164,34 @@ def sbatch(order: Order) -> Argv:
         *share,
         *(f"--{name}={value}" for name, value in said.items() if value),
         *order.options,
+    )
+
+
+def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
+    """See what a node has that is free now: lines of name=value.  `probe`: the name of a file in `root`, as a machine has it that shares its disk."""
+    said = {"partition": order.partition, "account": order.account, "qos": order.qos, "constraint": order.constraint}
+    script = [
+        *setup,
+        'case $1 in /*) root=$1 ;; *) root=$HOME/$1 ;; esac; echo "node=$SLURMD_NODENAME"',
+        '"$0" -c "import sys; v = sys.version_info; print(\'python=%d.%d.%d\' % v[:3]) if v >= (3, 9) else None" 2>/dev/null',
+        '[ -e "$root/$2" ] && echo shared=yes; mkdir -p "$root" && [ -w "$root" ] && echo "root=$root"; rmdir "$root" 2>/dev/null; :',
+    ]
+    return (
+        *("srun", "--quiet", "--immediate=10", "--time=1", "--nodes=1", "--ntasks=1", "--chdir=/", "--input=none"),
+        *(f"--{name}={value}" for name, value in said.items() if value),
+        *order.options,
+        *(("/bin/bash", "-lc") if setup else ("/bin/sh", "-c")),
+        *("\n".join(script), python or "python3", root, probe),
+    )
+
+
+def limits(found: Iterable[Group]) -> str:
+    """Partitions, with their nodes and how long they let a job last."""
+    nodes: dict[tuple[str, float], int] = {}
+    for group in found:
+        nodes[group.partition, group.longest] = nodes.get((group.partition, group.longest), 0) + group.nodes
+    return ", ".join(
+        f"{name} ({count} nodes, {'no limit' if longest == inf else f'{longest / 60:g} minutes'})" for (name, longest), count in nodes.items()
     )
 
 
@@ -294,18 +340,26 @@ def begins(said: str, now: datetime) -> str:
     return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
 
 
-def ended(job: str, said: str) -> DriverError:
-    """Why a job is over, by `story`: Denied where the next one would end like it."""
+def ended(job: str, said: str, recorded: str = "", name: Callable[[str], str] = str) -> DriverError:
+    """Why a job is over, by `story` and, where there is one, `record`: Denied where the next would end like it.  `name`: of a user's number."""
     told = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    state, by = told.get("JobState", ""), ""
+    for line in recorded.splitlines():
+        step, known, exit = (*line.split("|"), "", "")[:3]
+        if "." not in step:
+            first, _, by = known.partition(" by ")
+            state = first if first in OVER else state
+            told.setdefault("ExitCode", exit)
+        elif known.startswith("OUT_OF_ME"):
+            state = "OUT_OF_MEMORY"  # it ended the keeper, and the job therefore
     code = _number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
-        return Denied("the folder of ours on a node cannot be written: name another as `root` in [drivers.slurm]")
-    reason = told.get("Reason", "None")
-    state = told.get("JobState", "")
-    why = " ".join(filter(None, ("" if state == "COMPLETING" else state, "" if reason == "None" else f"({reason})")))
-    return HostLost(f"job {job} of Slurm is over" + (f": {why}" if why else ""))
+        return Denied(WITHOUT_ROOM)
+    marks = ", ".join(mark for mark in (state, told.get("Reason", "None")) if mark not in ("", "COMPLETING", "None"))
+    why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
+    return HostLost(f"job {job} of Slurm is over" + (f": {why} ({marks})" if why else f": {marks}" if marks else ""))
 
 
 def comment(mark: str, key: str) -> str:
@@ -346,7 +400,7 @@ def model(gres: str) -> str | None:
 def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     """What a command of Slurm complained of, as an error that says what to do.  `known`: partitions."""
     said = re.sub(r"^\S+ ended with \d+: ", "", words.strip())
-    said = re.sub(r"^(sbatch|squeue|sinfo|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
+    said = re.sub(r"^(sbatch|squeue|sinfo|sacct|scancel|srun|scontrol|slurmstepd|allocation failure)\S*: (error: )?", "", said, flags=re.MULTILINE)
     low = said.lower()
     if ("no such file" in low and "cannot run" in low) or re.search(rf"\b{program}: (command )?not found", words):
         return Denied(f"there is no {program} here: install the commands of Slurm (the package slurm-client), or name a login node as `login`")
@@ -371,8 +425,12 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     return Denied(f"Slurm refuses the job: {_line(said)}")
 
 
-def check(time: str, options: Sequence[str]) -> str:
+def check(time: str, options: Sequence[str], container: str = "") -> str:
     """What is wrong with these settings, in words; empty when nothing is."""
+    if container and container not in CONTAINERS:
+        near = get_close_matches(container, CONTAINERS, n=1)
+        known = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(CONTAINERS)}"
+        return f'nothing runs images that is called "{container}": {known}'
     if time and not TIME.fullmatch(time):
         return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
     for option in options:

@@ -46,7 +46,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
         wrong += _kept_apart(found, n)
         unset += faults(id, spec, ws.environ)
         unread += env_files.faults(spec.env_files)
-    if problems := _headless(ws, found, settings):
+    if problems := [*_too_many(ws, found), *_headless(ws, found, settings)]:
         raise Invalid(problems)
     clashes = [] if settings.overwrite else found.conflicts
     if clashes:
@@ -298,6 +298,18 @@ def _kept_apart(found: Survey, n: int) -> list[str]:
                 f"{nodes[n].id} runs on several nodes and takes {nodes[each.producer].id}'s {each.output}, which is `temporary`: it stays on one"
             )
     return wrong
+
+
+def _too_many(ws: Workspace, found: Survey) -> list[Problem]:
+    """Steps with more nodes than the settings allow, on any driver."""
+    most = ws.config.limits.get("max_nodes")
+    if most is None:
+        return []
+    asked = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
+    fix = "ask for fewer, or raise the limit: `recipe config` names its file"
+    return [
+        Problem("nodes", f"{id} asks for {count} nodes, and `[limits] max_nodes` is {most:g}", fix=fix) for id, count in asked.items() if count > most
+    ]
 
 
 def _headless(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..storage.checkpoints import Newest
     from .checkpoint_sync import CheckpointSync, SyncedState
     from .client import Client
-    from .containers import Mount
+    from .engines import Mount
     from .transfer import HostStore, Parcel
 
 _T = TypeVar("_T")
@@ -74,7 +74,8 @@ class Away(Site):
         """They are links there: see `_parcel`."""
 
     def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
-        from .containers import Mount, leads
+        from .containers import leads
+        from .engines import Mount
 
         paths = self.paths(attempt)
         return [

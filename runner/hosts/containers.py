@@ -1,4 +1,6 @@
-"""Run a step's command in a container: find Docker or Podman on a host, make its image be there, wrap the Command.
+"""Run a step's command in a container: find an engine on a host, make its image be there, wrap the Command.
+
+What follows is of Docker and Podman; the engines of clusters are in `cluster_containers`.
 
 A wrapped Command is an ordinary one: any host starts, waits for and stops it.  What it runs is a small supervising script (POSIX sh, `_RUN`) and
 beside it, in a session of its own, a guard (`_GUARD`):
@@ -20,7 +22,7 @@ import posixpath
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +30,8 @@ from drivers.base import Command, Exit, Job, Rejected
 
 from ..digest import of_value
 from ..errors import CannotRun
-from . import variables
+from . import cluster_containers, variables
+from .engines import ENGINES, Engine, Image, Mount
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -55,48 +58,10 @@ _GREEDY = ("LD_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_", "BUILDAH_",
 """Beginnings of names that the client, or its loader, reads: a step's variable of such a name has to go round it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A container engine on a host, as `detect` found it."""
-
-    kind: Literal["docker", "podman"]
-    program: str  # absolute path on the host
-    version: str
-    user: str  # UID:GID with which the command runs, as the container counts
-    rootless: bool = False
-    init: bool = False  # it has a first process to give, which passes signals on and reaps
-    cards: int = 0  # GPUs of the host
-    gpus: Literal["", "gpus", "cdi"] = ""  # by which flags it gives them; "": it cannot
-    memory: int = 0  # bytes of the host
-    flags: tuple[str, ...] = ()  # words of the setting before its verb
-    args: tuple[str, ...] = ()  # and after `run`
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what its client needs
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return (self.program, *self.flags)
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image that is on a host: what to run, and what to remember of it."""
-
-    id: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A path of the host that the container sees under the same name."""
-
-    path: str
-    writable: bool = False
-
-
 class Containers:
     """The containers of one run on one host, whose attempt directories are in `attempts`: nothing is looked for twice.
 
-    `settings` are the driver's: `container_engine`, `engine_args` (before the engine's verb), `container_args` (after `run`).
+    `settings` are the driver's: `container_engine` or, of Slurm, `container`; `engine_args` (before the engine's verb), `container_args` (after it).
     """
 
     def __init__(
@@ -120,7 +85,7 @@ class Containers:
         told = self._settings
         self._engine = await detect(
             self._host,
-            engine=str(told.get("container_engine", "")),
+            engine=str(told.get("container_engine", told.get("container", ""))),
             flags=tuple(map(str, told.get("engine_args", ()))),
             args=tuple(map(str, told.get("container_args", ()))),
             environ=self._environ,
@@ -153,12 +118,13 @@ class Containers:
 async def detect(
     host: Client, *, engine: str = "", flags: Sequence[str] = (), args: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Engine:
-    """The engine of a host: the one named (`docker`, `podman` or a path), else Docker where its daemon answers, else Podman.
+    """The engine of a host: the one named, or its path, else the first of `ENGINES` that works (Docker: whose daemon answers).
 
     `flags` stand before the engine's verb, `args` after `run`.  `environ` are variables for its client beside those of the host's own shell.  Raises
     CannotRun saying what is missing; DriverError when the host cannot be asked.
     """
-    said = await _call(host, ["sh", "-c", _DETECT, "detect", engine or "docker\npodman", *flags], environ or {})
+    names = cluster_containers.BENEATH.get(engine, engine) or "\n".join(ENGINES)
+    said = await _call(host, ["sh", "-c", _DETECT, "detect", names, *flags], environ or {})
     facts: dict[str, str] = {}
     env: dict[str, str] = {}
     missing: list[str] = []
@@ -166,9 +132,9 @@ async def detect(
         word, _, rest = line.partition(" ")
         if word == "env":
             name, _, value = rest.partition("=")
-            if name in (*_CLIENT, *_PROXIES) and value:
+            if _for_client(name) and value:
                 env[name] = value
-        elif word in ("docker", "podman"):
+        elif word in ("docker", "podman", *cluster_containers.KINDS):
             found = _read_info(word, rest, facts, env, tuple(flags), tuple(args))
             if isinstance(found, Engine):
                 return found
@@ -179,13 +145,15 @@ async def detect(
             facts[word] = rest
     raise CannotRun(
         f"a step has an image, and no container engine works there: {'; '.join(missing)}",
-        fix="install podman, or start docker; or use `--python current`, which ignores images",
+        fix="install podman or apptainer, or start docker; or use `--python current`, which ignores images",
     )
 
 
 def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str, str], flags: tuple[str, ...], args: tuple[str, ...]) -> Engine | str:
     """One answer of `_DETECT`: the path of a program, TAB, what `info` of it said.  Words when it does not work."""
     path, _, text = rest.partition("\t")
+    if kind in cluster_containers.KINDS:
+        return _of_cluster(kind, path, text, facts, env, flags, args)
     try:
         info = json.loads(text)
     except ValueError:
@@ -211,26 +179,48 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str,
     return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
 
 
+def _of_cluster(
+    kind: str, path: str, text: str, facts: Mapping[str, str], env: Mapping[str, str], flags: tuple[str, ...], args: tuple[str, ...]
+) -> Engine | str:
+    """The same for an engine that says its version alone."""
+    version = re.search(r"\d+(\.\d+)+", text)
+    if version is None:
+        return f"{path} does not work: {text.strip() or 'it said nothing'}"
+    cards = int(facts.get("cards") or 0)
+    gpus: Literal["", "own"] = "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
+    return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus, flags=flags, args=args, env=dict(env))  # type: ignore[arg-type]
+
+
 def _at_least(version: str, least: tuple[int, int]) -> bool:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= least
 
 
 async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:
     """The image there, pulled (which is said) if it is not; one named by digest is that one.  Raises CannotRun in the engine's words; DriverError."""
+    of_cluster = engine.kind in cluster_containers.KINDS
     look = ["sh", "-c", _LOOK, "look", image, *engine.words]
+    fetch = ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words]
+    if of_cluster:
+        told = (engine.kind, cluster_containers.name_of(image), cluster_containers.address(engine.kind, image), *engine.words)
+        look, fetch = (["sh", "-c", script, "image", *told] for script in (cluster_containers.LOOK, cluster_containers.FETCH))
     try:
+        if engine.kind == "apptainer" and image.startswith("/"):
+            return Image(image, image)
         said = await _call(host, look, engine.env)
         if said.split() in ([], ["[]"]):
             if say is not None:
                 say(f"fetching the image {image}, once")
-            said = await _call(host, ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words], engine.env)
+            said = await _call(host, fetch, engine.env)
     except Rejected as error:
         words = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = next((line for line in reversed(words) if "rror" in line or "denied" in line), words[-1] if words else "")
         raise CannotRun(
             f"the image {image} is not there and cannot be pulled: {reason.removeprefix('sh ended with 1: ')}",
-            fix=f"correct its name, log in to its registry, or make it there yourself (`{engine.kind} build`, `{engine.kind} load`)",
+            fix="correct its name, log in to its registry, or "
+            + ("name the path of a file" if of_cluster else f"make it there yourself (`{engine.kind} build`, `{engine.kind} load`)"),
         ) from error
+    if of_cluster:
+        return Image(said.strip(), image.partition("@")[2] or image)
     try:
         found = json.loads(said)[0]
         id = str(found["Id"])
@@ -245,6 +235,8 @@ async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str],
 
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
     """End the containers of `attempts`, a folder of attempt directories, whose jobs are over: the names of the attempts.  Raises DriverError."""
+    if engine.kind in cluster_containers.KINDS:
+        return []  # they are processes of their job
     listed = await _call(host, [*engine.words, "ps", "--all", "--filter", f"label={LABEL}={attempts}", "--format", "{{.Names}}"], engine.env)
     ended = []
     for name in listed.split():
@@ -260,7 +252,8 @@ async def end(host: Client, engine: Engine, attempt: str) -> None:
 
     To be called when a job did not end by itself: a host may have killed all that watched over it.
     """
-    await _call(host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *engine.words], engine.env)
+    words = () if engine.kind in cluster_containers.KINDS else engine.words
+    await _call(host, ["sh", "-c", _END, "end", _name(attempt), f"{attempt}.box", *words], engine.env)
 
 
 async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> str:
@@ -268,7 +261,7 @@ async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> st
 
     async def lines() -> AsyncIterator[bytes]:
         for name, value in env.items():
-            if name in (*_CLIENT, *_PROXIES) and "\n" not in value:
+            if _for_client(name) and "\n" not in value:
                 yield f"{name}={value}\n".encode("utf-8", "surrogateescape")
         yield b"\n"
 
@@ -277,6 +270,10 @@ async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> st
     async for chunk in host.call(["sh", "-c", script, "sh", *argv], lines()):
         data += chunk
     return data.decode("utf-8", "surrogateescape")
+
+
+def _for_client(name: str) -> bool:
+    return name in _CLIENT or name in _PROXIES or name.startswith(cluster_containers.SETTINGS)
 
 
 def _full_name(image: str) -> str:
@@ -375,6 +372,8 @@ def wrap(
             f"it needs {len(gpus)} GPU(s), and {engine.kind} {engine.version} there cannot give them to a container",
             fix="install nvidia-container-toolkit there" + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
         )
+    if engine.kind in cluster_containers.KINDS:
+        return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _name(command.cwd), f"{command.cwd}.box"
     words = [
         *("run", "--rm", "--name", name, "--label", f"{LABEL}={posixpath.dirname(command.cwd)}", "--pull", "never", "--log-driver", "none"),
@@ -462,7 +461,7 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
         if exit.code == 125:
             return f"the container of {image} could not be started: {reason}"
     else:
-        return ""
+        return cluster_containers.explain(exit.code, last, image)
     if "no such file" in reason.lower() or "not found" in reason:
         return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
     return f"the image {image} cannot run {program}: {reason}"
@@ -479,14 +478,20 @@ echo "cards $(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)"
 for d in /usr/local/libexec/podman /usr/local/lib/podman /usr/lib/podman; do [ -x $d/catatonit ] && echo helper yes; done
 grep -ls nvidia.com/gpu /etc/cdi/* /var/run/cdi/* | grep -q . && echo cdi yes
 command -v nvidia-container-runtime-hook >/dev/null && echo hook yes
+command -v nvidia-container-cli >/dev/null && echo cli yes
 names=$1; shift
 IFS='
 '
 for name in $names; do
   program=$(command -v "$name") || { echo "missing $name"; continue; }
-  kind=docker; "$program" --version 2>/dev/null | grep -qi podman && kind=podman
-  format='{{json .}}'; [ $kind = podman ] && format=json
-  said=$(timeout 20 "$program" "$@" info --format "$format" 2>&1 | tr '\n\t' '  ')
+  words=version
+  case ${program##*/} in
+    apptainer | singularity) kind=apptainer words=--version ;;
+    enroot) kind=enroot ;;
+    *) kind=docker words="info$IFS--format$IFS{{json .}}"
+      "$program" --version 2>/dev/null | grep -qi podman && kind=podman words="info$IFS--format${IFS}json" ;;
+  esac
+  said=$(timeout 20 "$program" "$@" $words 2>&1 | tr '\n\t' '  ')
   printf '%s %s\t%s\n' $kind "$program" "$said"
 done
 """
@@ -504,9 +509,11 @@ image=$1; shift
 
 _END = r"""
 name=$1 box=$2; shift 2
+rm -rf "$box"
+[ $# -gt 0 ] || exit 0
 "$@" kill -s KILL "$name" >/dev/null 2>&1
 "$@" rm -f "$name" >/dev/null 2>&1
-rm -rf "$box"
+:
 """
 
 # The guard's script · the engine's kind · "init" if it has one · the container's name · a folder for us · its words' number · they · `run …`

@@ -103,7 +103,7 @@ class HostPool:
     """Places elsewhere that the run has."""
     spot: Spot = field(default_factory=Spot)
     box: Mapping[str, Any] = field(default_factory=dict)
-    """How containers are run there: the settings `container_engine`, `engine_args` and `container_args`."""
+    """How containers are run there: the settings `container_engine` (of Slurm: `container`), `engine_args` and `container_args`."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: KeptLeases | None = None
@@ -366,7 +366,7 @@ class HostPool:
 
     def _leases(self) -> KeptLeases:
         settings = self.ws.config.driver(self.name)
-        self.box = {name: settings[name] for name in ("container_engine", "engine_args", "container_args") if name in settings}
+        self.box = {name: settings[name] for name in ("container", "container_engine", "engine_args", "container_args") if name in settings}
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
         path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)

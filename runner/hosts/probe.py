@@ -15,6 +15,7 @@ from drivers import devices, machine
 from drivers.base import Accounted, Closing, Denied, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 from drivers.devices import Device
 
+from .engines import ENGINES
 from .stream import PYTHONS
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
@@ -37,16 +38,19 @@ for python in PYTHONS; do
 done
 { python3 -c 'import venv, ensurepip' || python3 -c 'import venv, pip'; } 2>/dev/null && echo venv=yes
 patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout 10)
-engine() { # name, how it tells its version: it must answer, and not only be installed
+engine() { # name, how it is asked for its version: it must answer, and not only be installed
     command -v "$1" >/dev/null 2>&1 || return
-    if said=$($patiently "$1" info --format "$2" 2>&1); then
+    if said=$($patiently "$@" 2>&1); then
         echo "$1=ok $(echo "$said" | tail -n 1)"
     else
         echo "$1=no $(echo "$said" | tail -n 1)"
     fi
 }
-engine docker '{{.ServerVersion}}'
-engine podman '{{.Version.Version}}'
+engine docker info --format '{{.ServerVersion}}'
+engine podman info --format '{{.Version.Version}}'
+engine apptainer --version
+engine singularity --version
+engine enroot version
 command -v nvidia-ctk >/dev/null 2>&1 && echo "container_gpus=nvidia-ctk"
 command -v nvidia-container-runtime >/dev/null 2>&1 && echo "container_gpus=nvidia-container-runtime"
 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | while read -r line; do echo "gpu_driver=$line"; done
@@ -258,16 +262,16 @@ def _gpus(told: machine.Facts) -> Iterator[Finding]:
 
 def _containers(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
     usable = []
-    for name in ("docker", "podman"):
+    for name in ENGINES:
         state, _, words = _one(told, name).partition(" ")
         if state == "ok":
             usable.append(name)
             yield Finding("ok", name, _shown(words) or _shown(tools.get(name, "")))
         elif state == "no":
             yield Finding("note", name, f"cannot be used: {_shown(words)}", f"start its service, or let this login use it (`{name} info` must work)")
-    if not usable and not any(_one(told, name) for name in ("docker", "podman")):
-        yield Finding("note", "containers", "neither docker nor podman", "install one for recipes that declare an image")
-    if usable and machine.resources(told).gpus and "container_gpus" not in told:
+    if not usable and not any(_one(told, name) for name in ENGINES):
+        yield Finding("note", "containers", f"none of {', '.join(ENGINES)}", "install one for recipes that declare an image")
+    if {*usable} - {"apptainer", "singularity"} and machine.resources(told).gpus and "container_gpus" not in told:
         yield Finding(
             "note", "gpus in containers", "no NVIDIA container toolkit", "install nvidia-container-toolkit: steps with an image see no GPU without it"
         )

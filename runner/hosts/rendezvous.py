@@ -26,11 +26,26 @@ ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
 # Listens until its input ends.  First one line: the port, the time, and the versions of torch and of the CUDA that it was built for.
 # Nothing is imported: torch takes seconds to begin.
 LISTEN: Final = r"""
-import importlib.util, json, os, re, socket, sys, threading, time
+import importlib.util, json, os, random, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
 listening = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-listening.bind(("", int(sys.argv[2])))
+def ports(): # below those that the kernel gives to whoever connects: one of them may be taken again before the command listens there
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            most = min(int(file.read().split()[0]), 30000)
+    except (OSError, ValueError):
+        most = 0
+    if most > 20100:
+        yield from random.sample(range(20000, most), 50)
+    yield 0
+for port in [int(sys.argv[2])] if int(sys.argv[2]) else ports():
+    try:
+        listening.bind(("", port))
+        break
+    except OSError:
+        if port in (0, int(sys.argv[2])):
+            raise
 listening.listen(64)
 def accept():
     kept = []

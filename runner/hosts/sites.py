@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from .client import Client
-    from .containers import Mount
+    from .engines import Mount
 
 GRACE = timedelta(seconds=10)
 NOTICE = timedelta(seconds=20)

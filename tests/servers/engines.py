@@ -24,7 +24,7 @@ import pytest
 
 from runner.hosts import containers
 from runner.hosts.client import here
-from runner.hosts.containers import Engine
+from runner.hosts.engines import Engine
 from tests.support import until
 from tests.tools import needs
 

@@ -34,7 +34,7 @@ from runner.errors import CannotRun
 from runner.hosts import containers
 from runner.hosts.client import Client, here
 from runner.hosts.client import there as there_on
-from runner.hosts.containers import Engine, Image, Mount
+from runner.hosts.engines import Engine, Image, Mount
 from runner.hosts.wire import Wire
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until

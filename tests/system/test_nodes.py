@@ -116,10 +116,13 @@ def test_nodes_that_cannot_reach_each_other_are_told_before_the_command_begins(s
         ("nodes: '{{ inputs.n / 4 }}'", 3, "a step runs on a whole number of nodes from 1 on, not on 0.5"),
         ("nodes: '{{ inputs.n }}', where: local", 3, "s asks for 2 nodes, and `where: local` is one"),
         ("nodes: 3", 2, "s needs 3 nodes; loopback has 2 host(s) free"),
+        ("nodes: 9", 3, "s asks for 9 nodes, and `[limits] max_nodes` is 8"),
         ("nodes: 2, resources: {cpus: 10000}", 2, "s needs 10,000 processors; its largest host has"),
     ],
 )
 def test_a_number_of_nodes_that_cannot_be_is_refused_in_a_sentence(space: Space, step: str, code: int, words: str) -> None:
+    with (space.root / "recipe.toml").open("a") as settings:
+        settings.write("\n[limits]\nmax_nodes = 8\n")
     space.recipe(f"inputs: {{n: {{type: integer, default: 2}}}}\nsteps: {{s: {{run: 'true', {step}}}}}")
     with pytest.raises(RecipeError) as refused:
         space.attempt(settings=LOOPBACK)

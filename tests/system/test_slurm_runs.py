@@ -17,9 +17,11 @@ import runner
 from drivers import slurm as driver
 from runner.errors import RecipeError
 from runner.execution.terms import Settings
+from tests.servers import cluster_engines
 from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
 from tests.servers.sshd import Sshd
 from tests.support import Space, Workers, until
+from tests.tools import needs
 
 SLURM = Settings(driver="slurm")
 STEPS = int(os.environ.get("RECIPE_SLURM_STEPS", "40"))
@@ -98,7 +100,8 @@ def test_a_step_whose_allocation_is_taken_away_begins_again_in_another(space: Sp
     until(begun.exists, seconds=30)
     before = cluster.jobs()
     cluster.cancel()
-    gate.touch()
+    until(lambda: begun.read_text() == "begun\n" * 2 or worker.poll() is not None, seconds=60)
+    gate.touch()  # not before: a step that is asked to end could end well
     _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert f"is lost: job {before[0]} of Slurm is over" in said and "takes its place" in said
@@ -183,8 +186,13 @@ def test_at_the_walltime_a_step_saves_although_its_worker_is_gone(space: Space, 
 def test_a_run_says_why_it_waits_and_gives_up_what_can_never_begin(space: Space, cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(space, "partition = 'short'\ntime = 10")
     told: list[str] = []
-    monkeypatch.setattr(runner._Calls, "say", lambda _listener, text: told.append(text))
-    monkeypatch.setattr(driver, "PATIENCE", 1.0)
+
+    def say(_listener: object, text: str) -> None:
+        told.append(text)
+        if "waits in the queue of Slurm (Partition" in text:
+            monkeypatch.setattr(driver, "PATIENCE", 0.0)  # not before: Slurm may need longer to say why
+
+    monkeypatch.setattr(runner._Calls, "say", say)
     space.recipe("steps: {s: {run: 'true'}}")
     with pytest.raises(RecipeError, match=r"never begins: the partition .*ends jobs earlier than `time` says"):
         space.attempt(settings=SLURM)
@@ -243,6 +251,7 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(space: Space, clus
         ("partition = 'mian'", 1, 5, 'there is no partition "mian", did you mean "main"?'),
         ("time = 'soon'", 1, 3, "time"),
         ("options = ['--nodes=7']", 1, 3, "is the driver's own"),
+        ("container = 'aptainer'", 1, 3, 'did you mean "apptainer"?'),
         ("constraint = 'h100'", 1, 5, "no node that does for it"),
         ("gres = 'gpu:8'", 1, 5, "no node that does for it"),
         ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
@@ -333,9 +342,32 @@ def test_an_input_that_is_edited_while_a_node_reads_it_makes_no_result(space: Sp
     assert not (space.root / "o").exists()
 
 
+@pytest.mark.parametrize("container", ["apptainer", pytest.param("pyxis", marks=pytest.mark.proof)])
+def test_the_image_of_a_step_is_entered_on_each_of_its_nodes(space: Space, cluster: Slurm, container: str) -> None:
+    """A program of `setup` runs it, as a child of the agent: no srun inside of srun, and what a node is given comes through."""
+    needs("root")
+    there = space.root.parent
+    cluster_engines.install(there / "bin", there)
+    cluster_engines.image(there / "team_trainer:1", ("sh", "cat", "echo", "env"))
+    (space.root / "big.bin").write_bytes(bytes(2 << 20))
+    path = f"export PATH={there}/bin:$PATH APPTAINER_CACHEDIR={there}/cache ENROOT_DATA_PATH={there}/rootfs"
+    settings(space, f"container = '{container}'\nsetup = ['{path}']")
+    space.recipe(
+        "image: team/trainer:1\nsteps: {s: {nodes: 2, deps: [big.bin], outputs: {o: o.txt},"
+        " run: 'cat big.bin > /dev/null; echo $NODE_RANK of $NNODES, $FROM_IMAGE; echo made > {{ outputs.o }}'}}"
+    )
+    assert space.run(settings=SLURM) == ["s"]
+    assert space.read("o.txt") == "made\n"
+    assert [space.command("logs", "s", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2, yes\n", "1 of 2, yes\n"]
+
+
 def test_doctor_describes_the_cluster(space: Space) -> None:
     code, out, _ = space.command("doctor", "--driver", "slurm")
-    assert code == 0 and "proctrack/" in out and "main, short" in out
+    assert code == 0 and "proctrack/" in out and "main (2 nodes, no limit), short (2 nodes, 1 minutes)" in out
+    assert re.search(r"a node +n[12]: Python 3\.", out) and f"{space.root.parent}/there, on a disk that this machine sees" in out
+    assert not (space.root.parent / "there").exists(), "nothing is left of the look"
+    settings(space, "python = '/nowhere/python3'")
+    assert "has no Python 3.9" in "".join(map(str, space.command("doctor", "--driver", "slurm")))
 
 
 def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster: Slurm) -> None:
@@ -353,8 +385,8 @@ def test_two_allocations_that_share_a_node_share_no_agent(space: Space, cluster:
     second = other.start("run", "--driver", "slurm")
     until(lambda: len(begun.read_text().splitlines()) == 2, seconds=30)
     cluster.ask("scancel", before)
-    until(lambda: before not in cluster.jobs(), seconds=30)
-    gate.touch()
+    until(lambda: len(begun.read_text().splitlines()) == 3 or first.poll() is not None, seconds=60)
+    gate.touch()  # not before: a step that is asked to end could end well
     for worker in (first, second):
         _, said = worker.communicate(timeout=60)
         assert worker.returncode == 0, said

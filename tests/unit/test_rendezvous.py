@@ -48,6 +48,8 @@ def python(folder: Path, torch: str, cuda: str) -> str:
 def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> None:
     met = asyncio.run(meet([node("a"), node("b"), node("c")]))
     assert met.ahead == [0.0, 0.0, 0.0]
+    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert met.port < handed_out, "nobody who connects is given it before the command listens there"
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", met.port))

@@ -73,7 +73,24 @@ def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_fir
 def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
     assert isinstance(commands.ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"), Denied)
     lost = commands.ended("7", "JobId=7 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15")
-    assert isinstance(lost, HostLost) and str(lost) == "job 7 of Slurm is over: TIMEOUT (TimeLimit)"
+    assert isinstance(lost, HostLost) and str(lost) == "job 7 of Slurm is over: its walltime ended (TIMEOUT, TimeLimit)"
+
+
+@pytest.mark.parametrize(
+    ("story", "record", "said"),
+    [
+        ("JobState=CANCELLED Reason=None ExitCode=0:0", "7|CANCELLED by 1000|0:0\n7.batch|CANCELLED|0:15\n", "it was cancelled by ann (CANCELLED)"),
+        ("", "7|NODE_FAIL|1:0\n7.0|CANCELLED|0:15\n", "a node of it failed (NODE_FAIL)"),
+        ("", "7|PREEMPTED|0:0\n", "Slurm gave its nodes to another job (PREEMPTED)"),
+        ("JobState=FAILED Reason=NonZeroExitCode", "7|FAILED|137:0\n7.0|OUT_OF_MEMORY|0:125\n", "it used more memory than it had, and `memory`"),
+        ("JobState=FAILED Reason=NonZeroExitCode", "7|RUNNING|0:0\n", "FAILED, NonZeroExitCode"),
+        ("JobState=COMPLETING Reason=None", "", "job 7 of Slurm is over"),
+        ("", "7|FAILED|93:0\n", "no Python 3.9"),
+    ],
+)
+def test_accounting_says_how_a_job_ended_where_there_is_any(story: str, record: str, said: str) -> None:
+    """Recorded from slurmdbd 22.05; without it, or before it knows, the controller's word stands."""
+    assert said in str(commands.ended("7", story, record, {"1000": "ann"}.__getitem__))
 
 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:

@@ -1,0 +1,206 @@
+"""The engines of clusters: Apptainer (or Singularity), and Enroot, by which pyxis runs images.  `containers` finds them and calls what is here.
+
+They need no daemon and no rights: a container is a child like any other, in the process namespace of its host and in the cgroups of its job.  So
+nothing of it outlives a job whose processes are ended.  Apptainer starts a file (SIF), Enroot a folder that it keeps under a name; both are made of
+an image once.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from drivers.base import Command
+from drivers.devices import assigned
+
+from ..digest import of_value
+from ..errors import CannotRun
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from .engines import Engine, Mount
+
+KINDS: Final = ("apptainer", "enroot")
+BENEATH: Final = {"pyxis": "enroot"}
+"""Names that people have for an engine which is another program: pyxis is the plugin of srun that calls Enroot."""
+SETTINGS: Final = ("ENROOT_", "APPTAINER_", "SINGULARITY_")
+"""Beginnings of the names of variables by which a login or a site sets them: where images are kept, who asks a registry."""
+_FINDS: Final = ("PATH", "HOME")
+"""Variables by which their programs are found; what else Apptainer is given is the step's."""
+_OWN: Final = ("APPTAINER", "SINGULARITY", "LD_", "PATH")
+"""Beginnings of names that Apptainer, or its loader, reads, or does not hand on: those variables go round it."""
+_HIDDEN: Final = "RECIPE_IN_"
+"""Before the names of a step's variables while Enroot's own client runs."""
+
+
+def address(kind: str, image: str) -> str:
+    """What the engine calls an image of a registry; a path, or what names its own transport, is itself."""
+    if "://" in image or image.startswith("/"):
+        return image
+    name, at, digest = image.partition("@")
+    if at:
+        name = name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]  # a digest says it: beside it neither engine takes a tag
+    first, slash, rest = name.partition("/")
+    if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
+        name = f"{first}#{rest}"
+    return f"docker://{name}{at}{digest}"
+
+
+def name_of(image: str) -> str:
+    """What we call it where the engine keeps it."""
+    return f"recipe-{of_value('image', image)[:16]}"
+
+
+def wrap(command: Command, image: str, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None) -> Command:
+    """`command`, to be run in a container: see `containers.wrap`.  `image` is a file of Apptainer, or a name of Enroot.  Raises CannotRun."""
+    box = f"{command.cwd}.box"
+    here = engine.program.rpartition("/")[2]
+    ours = sorted(mounts, key=lambda mount: mount.path)  # a folder before what is below it
+    given = {name: value for name, value in engine.env.items() if engine.kind == "enroot" or name in _FINDS}
+    env = dict(command.env) | {"RECIPE_CONTAINER": posixpath.basename(box)}
+    if engine.kind == "enroot":
+        cards = "all" if gpus is None else ",".join(gpu.uuid or gpu.name for gpu in gpus)
+        given |= {"ENROOT_LOGIN_SHELL": "no", "NVIDIA_VISIBLE_DEVICES": cards if engine.gpus and cards else "void"}
+        if engine.gpus and cards:
+            given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+        words = ["start", "--conf", f"{box}/conf"]
+        words += [word for mount in ours for word in ("--mount", _fields(mount))]
+        env, secrets = _renamed(env, _HIDDEN), _renamed(command.secrets, _HIDDEN)
+    else:
+        if gpus:
+            env |= assigned(gpus, env)
+        apart = "SINGULARITYENV_" if here == "singularity" else "APPTAINERENV_"
+        words = ["exec", "--home", box, "--pwd", command.cwd]
+        words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
+        words += [word for mount in ours for word in ("--mount", _record(mount))]
+        env.pop("HOME", None)  # it is the folder that is named
+        env, secrets = _past(env, apart), _past(command.secrets, apart)
+    argv = (*engine.words, *words, *engine.args, image, *command.argv)
+    return replace(
+        command, argv=("sh", "-c", _RUN, "recipe-container", engine.kind, box, command.cwd, _CONF, *argv), env={**given, **env}, secrets=secrets
+    )
+
+
+def _renamed(values: Mapping[str, str], before: str) -> dict[str, str]:
+    return {before + name: value for name, value in values.items()}
+
+
+def _past(values: Mapping[str, str], apart: str) -> dict[str, str]:
+    return {apart + name if name.startswith(_OWN) else name: value for name, value in values.items()}
+
+
+def _record(mount: Mount) -> str:
+    """A mount as Apptainer reads it: a record of CSV."""
+    if "\n" in mount.path:
+        raise CannotRun(f"apptainer cannot mount {mount.path!r}", fix="rename it, without line ends")
+    fields = [f"{name}={mount.path}".replace('"', '""') for name in ("source", "destination")]
+    paths = [f'"{field}"' if {",", '"'} & set(field) else field for field in fields]
+    return ",".join(["type=bind", *paths, *([] if mount.writable else ["ro"])])
+
+
+def _fields(mount: Mount) -> str:
+    """A mount as Enroot reads it: fields of fstab, by colons."""
+    if ":" in mount.path:
+        raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename it, without colons")
+    path = mount.path.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
+    return f"{path}:{path}:none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
+
+
+def explain(code: int | None, last: str, image: str) -> str:
+    """Words for a container whose command never began, from the last line of its log; empty when it began."""
+    if code == 255 and last.startswith("FATAL:"):
+        reason = last.removeprefix("FATAL:").strip()
+        if "executable file not found" in reason:
+            program = reason.partition(":")[0].rpartition(" ")[2].strip('"')
+            return f"the image {image} does not have {program} (a script needs /bin/sh, or bash where the step says so; a list needs its first word)"
+        return f"the container of {image} could not be started: {reason}"
+    if code == 1 and last.startswith("[ERROR]"):
+        return f"the container of {image} could not be started: {last.removeprefix('[ERROR]').strip()}"
+    return ""
+
+
+# -- what runs on the host ---------------------------------------------------------------------------------------------------------------------------
+
+LOOK: Final = r"""
+kind=$1 name=$2 from=$3; shift 3
+case $from in /*) name=$name-$(stat -c %Y%s "$from") ;; esac
+case $kind in
+  apptainer) file=${APPTAINER_CACHEDIR:-${SINGULARITY_CACHEDIR:-$HOME/.apptainer}}/recipe/$name.sif
+    [ -e "$file" ] && echo "$file" ;;
+  enroot) conf=$(mktemp) || exit 1
+    echo 'rc() { [ -e /.recipe ]; }' >"$conf"
+    "$@" list 2>/dev/null | grep -qx "$name" && "$@" start --conf "$conf" "$name" >/dev/null 2>&1 && echo "$name"
+    rm -f "$conf" ;;
+esac
+:
+"""
+"""Prints what `wrap` is to be given for an image that is there; after it: the engine's kind, the image's name and address, the engine's words."""
+
+FETCH: Final = r"""
+kind=$1 name=$2 from=$3; shift 3
+case $from in /*) name=$name-$(stat -c %Y%s "$from") || exit 1 ;; esac
+umask 077
+case $kind in
+  apptainer) folder=${APPTAINER_CACHEDIR:-${SINGULARITY_CACHEDIR:-$HOME/.apptainer}}/recipe
+    mkdir -p "$folder" && new=$folder/.$name.$(uname -n).$$.sif && trap 'rm -f "$new"' EXIT || exit 1
+    "$@" pull "$new" "$from" >&2 && mv -f "$new" "$folder/$name.sif" && echo "$folder/$name.sif" ;;
+  enroot) new=$(mktemp -d) && trap 'rm -rf "$new"' EXIT && exec 9>"${TMPDIR:-/tmp}/$name.$(id -u).lock" && flock 9 || exit 1
+    case $from in /*) file=$from ;; *) file=$new/image.sqsh; "$@" import --output "$file" "$from" >&2 9>&- || exit 1 ;; esac
+    echo 'rc() { : >/.recipe; }' >"$new/conf"
+    "$@" create --force --name "$name" "$file" >&2 9>&- && "$@" start --rw --conf "$new/conf" "$name" 9>&- && echo "$name" ;;
+esac
+"""
+"""Makes it be there, and prints the same."""
+
+_CONF: Final = r"""
+hooks() {
+  local each value
+  {
+    for each in "${!RECIPE_IN_@}" RECIPE_JOB; do
+      [ -v "$each" ] || continue
+      value=${!each//\'/\'\\\'\'}
+      printf "export %s='%s'\n" "${each#RECIPE_IN_}" "$value"
+    done
+    printf "cd '%s' || exit 125\nexec \"\$@\"\n" "${RECIPE_CWD//\'/\'\\\'\'}"
+  } >"${ENROOT_RUNTIME_PATH}/rc"
+}
+"""
+"""For Enroot, whose own file of variables has a line for each: those of a step as the script that begins its command, in a folder of memory."""
+
+# The engine's kind · a folder for us · the step's directory · Enroot's script · the command
+_RUN: Final = r"""
+kind=$1 box=$2 conf=$4; export RECIPE_CWD="$3"; shift 4
+rm -rf "$box"; mkdir -m 700 "$box" || exit 125
+[ "$kind" != enroot ] || printf %s "$conf" >"$box/conf"
+metrics=${RECIPE_METRICS-${RECIPE_IN_RECIPE_METRICS-}}
+[ -z "$metrics" ] || : >>"$metrics" # a file that is not there cannot be mounted
+# One SIGTERM to each process of the step.  Apptainer has one that waits and hands signals on, and some that mount its image.
+ask() {
+  asked=yes
+  if [ "$kind" = enroot ]; then kill -TERM -$client; return; fi
+  found=
+  for each in $(grep -lszFx "RECIPE_JOB=$RECIPE_JOB" /proc/[0-9]*/environ); do
+    grep -Eqsz '^(APPTAINER|SINGULARITY)_CONTAINER=' $each || continue
+    each=${each%/environ}
+    kill -TERM ${each#/proc/} && found=yes
+  done 2>/dev/null
+  [ -n "$found" ] || kill -TERM $client
+}
+trap ask TERM
+setsid "$@" </dev/null &
+client=$!
+code=
+while :; do # a wait that a signal ended is repeated; the shell knows the end of a child until it was waited for
+  asked=
+  wait $client
+  got=$?
+  [ -n "$code" ] && [ $got = 127 ] && break
+  code=$got
+  [ -n "$asked" ] || break
+done
+rm -rf "$box"
+exit $code
+"""

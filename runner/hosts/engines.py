@@ -1,0 +1,48 @@
+"""A container engine of a host, an image that is there, what a container sees of the host: what `containers` and `cluster_containers` speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+ENGINES = ("docker", "podman", "apptainer", "singularity", "enroot")
+"""Programs that are looked for, the preferred one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A container engine on a host, as `detect` found it."""
+
+    kind: Literal["docker", "podman", "apptainer", "enroot"]
+    program: str  # absolute path on the host
+    version: str
+    user: str  # UID:GID with which the command runs, as the container counts
+    rootless: bool = False
+    init: bool = False  # it has a first process to give, which passes signals on and reaps
+    cards: int = 0  # GPUs of the host
+    gpus: Literal["", "gpus", "cdi", "own"] = ""  # by which flags it gives them, "own" for those of a cluster's engine; "": it cannot
+    memory: int = 0  # bytes of the host
+    flags: tuple[str, ...] = ()  # words of the setting before its verb
+    args: tuple[str, ...] = ()  # and after `run`
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # what its client needs
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.program, *self.flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is on a host: what to run, and what to remember of it."""
+
+    id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A path of the host that the container sees under the same name."""
+
+    path: str
+    writable: bool = False
