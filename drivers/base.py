@@ -259,14 +259,14 @@ class Visiting(Driver, Protocol):
 
 
 @runtime_checkable
-class Standing(Driver, Protocol):
+class Connecting(Driver, Protocol):
     """A driver of machines that are there before a place on them is taken: what has to be begun on them is begun meanwhile."""
 
     async def connect(self) -> None:
         """Connect to every machine.  What is wrong is raised by what is asked of it next."""
         ...
 
-    def standing(self) -> Mapping[str, Host]:
+    def connected(self) -> Mapping[str, Host]:
         """Every machine that is connected, by the id of its offers: to ask and to prepare, but to start nothing on."""
         ...
 

@@ -198,7 +198,7 @@ class Ssh:
             self._hosts[lease.id] = SshHost(each, lease.data.get("root") or (await each.facts())["root"][0], self._closed, self._deadman)
         return (self._hosts[lease.id],)
 
-    def standing(self) -> Mapping[str, SshHost]:
+    def connected(self) -> Mapping[str, SshHost]:
         there = {name: each for name, each in self._machines.items() if each.link.connected}
         return {name: SshHost(each, each.folder, self._closed, self._deadman) for name, each in there.items()}
 

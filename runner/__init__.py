@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .interface.handle.opening import How, New
     from .interface.handle.shells import AsyncRun, Run
     from .language.recipe import Recipe
-    from .paths import Standing
+    from .paths import Location
     from .storage.runs import Event
     from .storage.workspace import Workspace
     from .survey.survey import Request, Survey
@@ -38,8 +38,8 @@ def load(recipe: str | Path, *, workspace: str | Path | None = None) -> Recipe:
     from .language import parse
     from .language.library import find, meant
 
-    standing = _standing(workspace, recipe)
-    return parse.load(find(meant(standing, str(recipe)), standing.root))
+    location = _standing(workspace, recipe)
+    return parse.load(find(meant(location, str(recipe)), location.root))
 
 
 def plan(
@@ -64,10 +64,10 @@ def plan(
     from .execution.terms import Choice
     from .storage.workspace import Workspace
 
-    standing = _standing(workspace, recipe)
-    with Workspace.open(standing.root) as ws:
+    location = _standing(workspace, recipe)
+    with Workspace.open(location.root) as ws:
         ws.share(store)
-        found = look(ws, _request(standing, recipe, inputs, preset, out, python, nodes), choice or Choice())
+        found = look(ws, _request(location, recipe, inputs, preset, out, python, nodes), choice or Choice())
         found.plan.specs()  # read while the workspace is open
         return found
 
@@ -97,12 +97,12 @@ def run(
     from .execution.terms import Choice, Settings
     from .storage.workspace import Workspace, results_place
 
-    standing = _standing(workspace, recipe)
-    with Workspace.open(standing.root) as ws:
+    location = _standing(workspace, recipe)
+    with Workspace.open(location.root) as ws:
         how = settings or Settings()
         stack = ws.config.stack(how.stack) if how.stack else None
         ws.share(store or (stack.store if stack else "") or None)
-        request = _request(standing, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0))
+        request = _request(location, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0))
         if python and not request.current_python:
             how = replace(how, python=python)
         if isinstance(place := results_place(out or ""), str):
@@ -156,9 +156,9 @@ def results(recipe: str | Path | None = None, *, workspace: str | Path | None = 
     from .interface.cli.chosen import opened, recipe_of
     from .survey import comparison
 
-    standing = _standing(workspace, recipe or "")
-    with opened(standing.root) as ws:
-        named = recipe_of(ws, standing, None if recipe is None else str(recipe))
+    location = _standing(workspace, recipe or "")
+    with opened(location.root) as ws:
+        named = recipe_of(ws, location, None if recipe is None else str(recipe))
         tables = comparison.compared(comparison.results(ws, named), comparison.selects(ws, named))
     rows = [row for table in tables for row in table.flat()]
     if frame or (frame is None and find_spec("pandas") is not None):
@@ -166,16 +166,16 @@ def results(recipe: str | Path | None = None, *, workspace: str | Path | None = 
     return rows
 
 
-def _standing(workspace: str | Path | None, recipe: str | Path) -> Standing:
+def _standing(workspace: str | Path | None, recipe: str | Path) -> Location:
     import os
 
-    from .paths import Standing, standing
+    from .paths import Location, location
 
-    return standing(os.environ, [str(recipe)]) if workspace is None else Standing(Path(workspace))
+    return location(os.environ, [str(recipe)]) if workspace is None else Location(Path(workspace))
 
 
 def _request(
-    standing: Standing,
+    location: Location,
     recipe: str | Path,
     inputs: Mapping[str, Any] | None,
     preset: str | None,
@@ -188,9 +188,9 @@ def _request(
     from .survey.survey import Request
 
     place = None if out is None else results_place(out)
-    below = Path(standing.typed(str(place))) if isinstance(place, Path) else None
+    below = Path(location.typed(str(place))) if isinstance(place, Path) else None
     given = dict(inputs or {})
-    return Request(meant(standing, str(recipe)), given, preset, below, python == "current", typed_in=standing.folders(given), nodes=nodes)
+    return Request(meant(location, str(recipe)), given, preset, below, python == "current", typed_in=location.folders(given), nodes=nodes)
 
 
 def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:

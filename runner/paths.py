@@ -24,7 +24,7 @@ TAGS: Final[Mapping[str, str]] = {
 """What `.recipe` says to git, and to programs that make backups: files by name."""
 
 
-class Standing(NamedTuple):
+class Location(NamedTuple):
     """Where a caller stands: the workspace, and the folder in which the paths that are typed begin, relative to it (empty: the workspace)."""
 
     root: Path
@@ -46,7 +46,7 @@ class Standing(NamedTuple):
         return dict.fromkeys(inputs, self.below) if self.below else {}
 
 
-def standing(environ: Mapping[str, str], words: Iterable[str] = ()) -> Standing:
+def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> Location:
     """Where the caller stands: the workspace is the nearest folder upwards that is one, else that of the first recipe that `words` name by path.
 
     Where neither is found it is the current folder.
@@ -58,7 +58,7 @@ def standing(environ: Mapping[str, str], words: Iterable[str] = ()) -> Standing:
             root = _workspace_of(os.path.dirname(os.path.abspath(word)), environ)
             break
     root = root or here
-    return Standing(Path(root), "" if root == here else os.path.relpath(here, root))
+    return Location(Path(root), "" if root == here else os.path.relpath(here, root))
 
 
 def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:

@@ -323,7 +323,7 @@ steps: {look: {run: 'ls "{{ inputs.data }}" > "{{ outputs.names }}"', outputs: {
 # -- 8 the Hub and a bucket ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_answers_for_is_not_resolved_yet(example: Example, offline: None) -> None:
+def test_what_no_server_answers_for_is_not_resolved_yet(example: Example, offline: None) -> None:
     space = example("08-hub-and-bucket")
     survey = space.plan()
     assert "s3://example-support/chats/ is not resolved yet" in survey.verdicts[survey.plan.index["clean"]].reasons
@@ -342,7 +342,7 @@ def test_a_lock_is_honoured_without_a_network(example: Example, offline: None) -
 # -- 9 side effects --------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_good_delivery_is_archived_once_and_a_bad_one_told_each_time(example: Example, tmp_path: Path) -> None:
+def test_a_good_delivery_is_archived_once_and_a_bad_one_reported_each_time(example: Example, tmp_path: Path) -> None:
     space = example("09-side-effects")
     office = tmp_path / "office"
     inputs = {"office": str(office)}

@@ -29,7 +29,7 @@ def test_the_fixtures_are_recipes() -> None:
         assert parse.load(path).steps
 
 
-def test_a_property_that_nobody_uses_is_found() -> None:
+def test_an_unused_property_is_found() -> None:
     root: Any = {"properties": {"a": {}, "b": {"$ref": "#/$defs/b"}, "c": {}}, "$defs": {"b": {"anyOf": [{}, {"properties": {"d": {}, "e": {}}}]}}}
     assert [place for place, _ in _properties(root, "")] == ["/properties/a", "/properties/b", "/properties/c", *_BRANCH]
     assert set(_used(root, root, {"a": 1, "b": {"e": 2}}, "")) == {"/properties/a", "/properties/b", _BRANCH[1]}

@@ -107,7 +107,7 @@ def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> 
     assert imported(space, "__complete", "run", "./two.yaml", "wo") & (HEAVY - {"yaml"}) == set()
 
 
-def test_a_run_of_which_nobody_is_told_imports_nothing_of_reports(space: Path) -> None:
+def test_a_run_without_receivers_imports_nothing_of_reports(space: Path) -> None:
     found = imported(space, "run", "./two.yaml", "word=untold")
     assert "asyncio" in found and not found & {"runner.reports", "runner.storage.letters", "runner.storage.outbox", "http.client"}
 

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from drivers.base import Closing, Driver, Standing
+from drivers.base import Closing, Connecting, Driver
 
 
 class Ahead:
@@ -48,7 +48,7 @@ class Ahead:
             self._over.set()
 
     async def _connect(self) -> None:
-        if isinstance(self.driver, Standing):
+        if isinstance(self.driver, Connecting):
             await self.driver.connect()
 
 

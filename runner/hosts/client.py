@@ -541,7 +541,7 @@ class Streamed:
                 while True:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
-                    # A connection that waits for an answer holds back the next small word for 40 ms, of ours as of theirs: whoever speaks next must
+                    # A connection that waits for an answer holds back the next small word for 40 ms, of ours as of theirs: the next speaker must
                     # have had one.  So where they have more to say they get a word of no meaning, and none where they have not.
                     if payload[:1] == b"d" and hear(payload[1:]):
                         await stream.send(b"d")

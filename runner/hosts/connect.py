@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Addressed, Argv, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Standing, Traits
+from drivers.base import Addressed, Argv, Connecting, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
 from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
@@ -122,7 +122,7 @@ class Connector:
 
         The caller takes out those that are places now; the others are let go of.
         """
-        hosts = driver.standing() if isinstance(driver, Standing) else {}
+        hosts = driver.connected() if isinstance(driver, Connecting) else {}
         some = hosts if len(hosts) <= want else {}  # of more than that, some may not be needed
         found = {name: self.reach(f"{self._name} {name}", host, host.python, driver.traits) for name, host in some.items()}
         try:

@@ -23,7 +23,7 @@ from .budget import TERM
 from .kept import KeptLeases
 from .leases import OVERDUE, Leases, driver_of, plain
 
-Standing: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
+RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
 
 AT_WORK: Final = "its run is at work"
@@ -41,7 +41,7 @@ class Fate(NamedTuple):
     why: str
 
 
-def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
+def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     """Whether a lease is to be ended by itself, and why, or why not."""
     if row.kept and row.state != "RELEASING":
         return Fate(False, f"{KEPT} {row.stack}")
@@ -49,18 +49,18 @@ def fate(row: LeaseRow, standing: Standing, now: float) -> Fate:
         return Fate(True, OVERDUE)
     if row.machine and not row.run and row.state != "RELEASING":
         return Fate(False, f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}")
-    if standing == "live":
+    if run_status == "live":
         return Fate(False, AT_WORK)
     if row.state == "RELEASING":
         return Fate(True, "it was being given back")
-    if standing == "over":
+    if run_status == "over":
         return Fate(True, "its run is over")
-    if standing == "dead":
+    if run_status == "dead":
         return Fate(not row.price, DEAD)
-    return Fate(True, NEVER) if standing == "never" else Fate(False, UNKNOWN)
+    return Fate(True, NEVER) if run_status == "never" else Fate(False, UNKNOWN)
 
 
-def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
+def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
     """How the run of a lease stands, by its workspace.  With runs in a database, `gone` is also one that is not submitted yet."""
     root = home(Path(row.workspace), environ)
     try:
@@ -81,7 +81,7 @@ def standing(row: LeaseRow, environ: Mapping[str, str]) -> Standing:
 def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[LeaseRow, Fate]]:
     """Each lease and what becomes of it."""
     now = time.time()
-    return [(row, fate(row, standing(row, environ), now)) for row in rows]
+    return [(row, fate(row, run_status(row, environ), now)) for row in rows]
 
 
 async def end(leases: Leases, row: LeaseRow, why: str) -> str:

@@ -30,7 +30,7 @@ import importlib.util, json, os, random, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
 listening = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-def ports(): # below those that the kernel gives to whoever connects: one of them may be taken again before the command listens there
+def ports(): # below those that the kernel gives to connecting programs: one of them may be taken again before the command listens there
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             most = min(int(file.read().split()[0]), 30000)

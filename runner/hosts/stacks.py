@@ -59,7 +59,7 @@ def held(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
             lock.release()
 
 
-class Standing(NamedTuple):
+class StackState(NamedTuple):
     """What is known of the machine of a stack.  `stands` is the provider's word; empty where it was not asked."""
 
     machine: LeaseRow | None
@@ -93,11 +93,11 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
                 await driver.aclose()
 
 
-async def standing(leases: KeptLeases) -> Standing:
+async def state_of(leases: KeptLeases) -> StackState:
     """The machine of a stack, and what its provider says of it.  Raises DriverError."""
     if (machine := leases.machine()) is None:
-        return Standing(None)
-    return Standing(machine, leases.uses(machine), await leases.stands(machine) if machine.lease else "")
+        return StackState(None)
+    return StackState(machine, leases.uses(machine), await leases.stands(machine) if machine.lease else "")
 
 
 async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:

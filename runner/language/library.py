@@ -13,7 +13,7 @@ from pathlib import Path
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import BUNDLED, Standing, is_path, shipped
+from ..paths import BUNDLED, Location, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _CALLED = re.compile(r"^recipe:[ \t]*[\"']?([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})\b", re.MULTILINE)
@@ -116,28 +116,28 @@ def find(name: str, workspace: Path) -> Path:
     return versions[word, int(version)]
 
 
-def meant(standing: Standing, word: str | None) -> str:
+def meant(location: Location, word: str | None) -> str:
     """The recipe that a word means, as its workspace calls it: a path from the workspace, or a name in the library.  Raises NotFound.
 
     `train` is the file train.yaml where the caller stands, else the one in the workspace, else a recipe of the library.  No word is recipe.yaml.
     """
     if word is not None and is_path(word):
-        return path(standing, word)
+        return path(location, word)
     if word is None or "@" not in word:
-        for folder in dict.fromkeys((standing.below, "")):
+        for folder in dict.fromkeys((location.below, "")):
             for name in (f"{word or 'recipe'}.yaml", f"{word or 'recipe'}.yml"):
                 file = f"{folder}/{name}" if folder else name
-                if os.path.isfile(standing.root / file):
+                if os.path.isfile(location.root / file):
                     return f"./{file}"
     if word is None:
         fix = "name one: `recipe run sft@1`, or `recipe run ./pipeline.yaml`; `recipe list` shows them"
-        raise NotFound(f"which recipe? there is no recipe.yaml here{f', nor in {standing.root}' if standing.below else ''}", fix=fix)
+        raise NotFound(f"which recipe? there is no recipe.yaml here{f', nor in {location.root}' if location.below else ''}", fix=fix)
     return word
 
 
-def path(standing: Standing, word: str) -> str:
+def path(location: Location, word: str) -> str:
     """The same for a word that is known to be a path."""
-    found = standing.typed(word)
+    found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 

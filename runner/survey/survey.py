@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
-from ..paths import VERSION, Standing, heads, is_path, shipped
+from ..paths import VERSION, Location, heads, is_path, shipped
 from ..planning.ids import names
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
@@ -244,7 +244,7 @@ def _read(
     load_used(ws.root, recipe, used, sources)
     values = _bind(ws, recipe, request.inputs, preset=request.preset, environment=ws.environ if ws.asks_secrets else None, origins=request.origins)
     for name in request.typed_in.keys() & values.keys():
-        values[name] = _from_root(recipe.inputs[name], values[name], Standing(ws.root, request.typed_in[name]))
+        values[name] = _from_root(recipe.inputs[name], values[name], Location(ws.root, request.typed_in[name]))
     return recipe, values
 
 
@@ -286,15 +286,15 @@ def _bind(ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any) -
     return values
 
 
-def _from_root(spec: Input, value: Tree, standing: Standing) -> Tree:
+def _from_root(spec: Input, value: Tree, location: Location) -> Tree:
     """A value that was typed there: a path in it begins there."""
     from ..language.inputs import kind_of
 
     if isinstance(value, list):
-        return [_from_root(spec, item, standing) for item in value]
+        return [_from_root(spec, item, location) for item in value]
     if not isinstance(value, str) or not {spec.type, spec.items} & {"file", "dataset", "model"} or kind_of(value) != "path" or value[:1] in "/~":
         return value
-    path = standing.typed(value)
+    path = location.typed(value)
     return f"./{path}" if "model" in (spec.type, spec.items) else path  # a model's bare name is the Hub's
 
 

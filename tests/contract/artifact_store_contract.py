@@ -566,7 +566,7 @@ def test_a_store_says_what_it_is(raw: Raw, remote: Remote, other: Remote) -> Non
     other.check()
 
 
-def test_a_full_disk_here_is_told_and_leaves_nothing(remote: Remote, here: Objects, tmp_path: Path) -> None:
+def test_a_full_disk_here_is_reported_and_leaves_nothing(remote: Remote, here: Objects, tmp_path: Path) -> None:
     content = file(here, tmp_path, noise("full", 200_000))
     remote.put(content, here)
     with tiny_disk(tmp_path) as root:

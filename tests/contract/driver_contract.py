@@ -31,6 +31,7 @@ from drivers.base import (
     Charging,
     Closing,
     Command,
+    Connecting,
     Driver,
     DriverError,
     Ensuring,
@@ -47,7 +48,6 @@ from drivers.base import (
     Prolonging,
     Rejected,
     Skipping,
-    Standing,
     Visiting,
     Wish,
 )
@@ -269,7 +269,7 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_the_time_a_job_used_is_told(self, place: Path) -> None:
+    def test_the_time_a_job_used_is_reported(self, place: Path) -> None:
         async def act(host: Client) -> None:
             end = await over(host, await host.start(self.command("i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done", place), "busy"))
             assert 0.01 < end.cpu < 30
@@ -417,7 +417,7 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_a_job_that_nobody_began_left_no_status(self, place: Path) -> None:
+    def test_a_job_that_never_began_left_no_status(self, place: Path) -> None:
         async def act(host: Client) -> None:
             end = await over(host, Job("unheard-of"))
             assert (end.code, end.reason) == (None, "lost")
@@ -440,7 +440,7 @@ class DriverContract(LeaseContract):
 
         self.on_host(place, act)
 
-    def test_an_end_that_nobody_heard_is_kept(self, place: Path) -> None:
+    def test_an_end_without_a_client_is_kept(self, place: Path) -> None:
         job = self.killed_worker(place, "echo short; exit 5")
 
         async def act(host: Client) -> None:
@@ -687,13 +687,13 @@ class VisitingContract(LeaseContract):
         asyncio.run(look())
 
 
-class StandingContract(LeaseContract):
+class ConnectingContract(LeaseContract):
     def test_machines_are_connected_to_and_prepared_before_a_place_is_taken(self, place: Path) -> None:
         async def look() -> None:
             driver = self.make(place)
-            assert isinstance(driver, Standing)
+            assert isinstance(driver, Connecting)
             await driver.connect()
-            hosts = driver.standing()
+            hosts = driver.connected()
             assert hosts.keys() == {offer.id for offer in await driver.offers(Wish())}
             for host in hosts.values():
                 assert await gathered(host.call((SH, "-c", "echo here"))) == b"here\n"
@@ -840,7 +840,7 @@ class ExportingContract(LeaseContract):
 class ChargingContract(RentedContract):
     """Of drivers whose provider says what it charged."""
 
-    def test_what_was_charged_is_told_of_the_lease_alone(self, place: Path) -> None:
+    def test_what_was_charged_is_reported_of_the_lease_alone(self, place: Path) -> None:
         async def rent() -> None:
             driver = self.make(place)
             assert isinstance(driver, Charging)
@@ -864,7 +864,7 @@ class RentingContract(ProlongingContract, ChargingContract):
 class AccountedContract(LeaseContract):
     """Of drivers whose provider has an account for us."""
 
-    def test_an_account_is_told_in_words(self, place: Path) -> None:
+    def test_an_account_is_reported_in_words(self, place: Path) -> None:
         async def ask() -> None:
             driver = self.make(place)
             assert isinstance(driver, Accounted) and driver.console.startswith("https://")
@@ -902,7 +902,7 @@ PARTS: dict[type[LeaseContract], type] = {
     AccountedContract: Accounted,
     SkippingContract: Skipping,
     VisitingContract: Visiting,
-    StandingContract: Standing,
+    ConnectingContract: Connecting,
     ClosingContract: Closing,
     MarkingContract: Marking,
     PausingContract: Pausing,

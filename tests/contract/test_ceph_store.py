@@ -76,7 +76,7 @@ def test_parts_that_were_sent_are_not_sent_again(raw: Bucket, here: Objects, the
 
 
 @pytest.mark.parametrize(("variable", "code"), [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "InvalidAccessKeyId")])
-def test_wrong_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str) -> None:
+def test_wrong_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyPatch, variable: str, code: str) -> None:
     monkeypatch.setenv(variable, "WRONGWRONGWRONGWRONG")
     with pytest.raises(StoreError, match=rf"refused \({code}") as caught:
         Remote(raw.bucket()).check()
@@ -84,6 +84,6 @@ def test_wrong_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch
     assert caught.value.exit_code == 5
 
 
-def test_a_bucket_that_is_not_there_is_told(ceph: Ceph) -> None:
+def test_a_bucket_that_is_not_there_is_reported(ceph: Ceph) -> None:
     with pytest.raises(StoreError, match="there is no such bucket"):
         Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=ceph.endpoint)).lookup([key(1)])

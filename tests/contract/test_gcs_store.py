@@ -52,13 +52,13 @@ def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Ob
     assert there.verify(content)
 
 
-def test_a_bucket_that_is_not_there_is_told(gcs: FakeGcs) -> None:
+def test_a_bucket_that_is_not_there_is_reported(gcs: FakeGcs) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
         Remote(buckets.open("gs://no-such-bucket/x", root=Path("/"), endpoint=gcs.endpoint)).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
-def test_nobody_there_is_not_waited_for() -> None:
+def test_a_server_that_is_not_there_is_not_waited_for() -> None:
     remote = Remote(buckets.open("gs://bucket/x", root=Path("/"), endpoint="http://127.0.0.1:9"))
     with pytest.raises(Unreachable) as caught:
         remote.lookup([key(1)], patience=1.0)

@@ -96,7 +96,7 @@ def test_a_host_may_take_its_time_to_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_told(tmp_path: Path, keeps: bool) -> None:
+def test_a_lost_host_takes_its_jobs_with_it_and_its_disk_unless_set_otherwise(tmp_path: Path, keeps: bool) -> None:
     async def lose(driver: Loopback, host: Client, lease: Lease) -> None:
         held = tmp_path / "held"
         os.mkfifo(held)

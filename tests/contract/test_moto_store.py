@@ -192,7 +192,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
         release.set()
 
 
-def test_nobody_there_is_told_soon(raw: Bucket) -> None:
+def test_a_server_that_is_not_there_is_reported_soon(raw: Bucket) -> None:
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9") as caught:
         Remote(raw.bucket("http://127.0.0.1:9")).lookup([key(1)], patience=600)
@@ -231,7 +231,7 @@ def test_what_a_killed_writer_sent_is_not_there_and_is_taken_up(
     assert there.verify(content)
 
 
-def test_uploads_that_nobody_ends_are_ended_after_a_day(
+def test_abandoned_uploads_are_ended_after_a_day(
     raw: Bucket, proxy: HttpFaults, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half(raw, proxy, file(here, tmp_path, noise("parts", 14 << 20)), here, monkeypatch)
@@ -253,13 +253,13 @@ def test_an_upload_that_fails_is_taken_back(raw: Bucket, proxy: HttpFaults, naps
 # -- who may
 
 
-def test_a_bucket_that_is_not_there_is_told(moto: Moto) -> None:
+def test_a_bucket_that_is_not_there_is_reported(moto: Moto) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
         Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=moto.endpoint)).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
-def test_no_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StoreError, match="no credentials") as caught:
@@ -269,7 +269,7 @@ def test_no_credentials_are_told(raw: Bucket, monkeypatch: pytest.MonkeyPatch) -
     assert Remote(public).lookup([key(1)]) == {}
 
 
-def test_a_profile_that_is_not_there_is_told(raw: Bucket) -> None:
+def test_a_profile_that_is_not_there_is_reported(raw: Bucket) -> None:
     with pytest.raises(StoreError, match="profile") as caught:
         Remote(buckets.open(f"s3://{raw.name}", root=Path("/"), endpoint=raw.server.endpoint, profile="nobody")).check()
     assert "~/.aws/config" in caught.value.fix
@@ -283,7 +283,7 @@ def test_a_profile_brings_its_credentials(raw: Bucket, tmp_path: Path, monkeypat
     Remote(buckets.open(f"s3://{raw.name}", root=Path("/"), endpoint=raw.server.endpoint, profile="work")).mark()
 
 
-def test_a_wrong_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_secret_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with Moto(auth=True) as strict:
         for variable, value in strict.environ.items():
             monkeypatch.setenv(variable, value)

@@ -182,7 +182,7 @@ def test_an_adapter_is_compared_with_its_base_and_the_base_is_asked_once(tmp_pat
 
 
 @pytest.mark.proof
-def test_lm_evaluation_harness_brings_tasks_and_a_misspelt_one_is_told_from_them(scores: Any) -> None:
+def test_lm_evaluation_harness_brings_tasks_and_a_misspelt_one_is_reported(scores: Any) -> None:
     with pytest.raises(scores.CannotEvaluate, match='there is no task "hellaswagg": did you mean hellaswag'):
         scores.tasks(["hellaswagg"], None)
     assert "arc_easy" in scores.tasks(["arc_easy"], None).all_tasks

@@ -98,7 +98,7 @@ def test_weights_are_written_in_the_precision_that_is_asked_for(programs: Any, a
     assert 1e-4 < told["difference"] < told["tolerance"] == 0.3 and told["effect"] > 0.5
 
 
-def test_an_adapter_that_rounding_swallows_is_told(
+def test_an_adapter_that_rounding_swallows_is_reported(
     programs: Any, adapter: Path, drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(adapter / "adapter_config.json", lora_alpha=0.01)
@@ -198,7 +198,7 @@ def test_a_gguf_file_that_is_not_the_model_is_found(programs: Any) -> None:
     assert programs.gguf.compare(told, {"text_config": {"num_hidden_layers": 3}}) == ["3 layers in config.json, 2 in the file"]
 
 
-def test_the_converter_knows_each_word_that_it_is_told(programs: Any) -> None:
+def test_the_converter_knows_each_word_that_it_is_given(programs: Any) -> None:
     """Read off its source: to start it takes torch."""
     script = (llama_cpp() / "convert_hf_to_gguf.py").read_text()
     words = programs.gguf.command(Path("convert_hf_to_gguf.py"), Path("model"), Path("file.gguf"), "q8_0", "name")

@@ -130,7 +130,7 @@ def test_a_bad_image_is_left_out_when_so_many_may_be(prepare: Prepare, report: C
     assert list(report()["left_out_for"]) == [file]
 
 
-def test_every_fault_is_told_at_once(prepare: Prepare, images: Path) -> None:
+def test_every_fault_is_reported_at_once(prepare: Prepare, images: Path) -> None:
     for number, (file, data, _) in enumerate(BAD.values()):
         (images / f"{number}{file}").write_bytes(data)
         (images / f"{number}{file}").with_suffix(".txt").write_text("something")
@@ -142,7 +142,7 @@ def test_every_fault_is_told_at_once(prepare: Prepare, images: Path) -> None:
         assert f"{number}{message}" in said
 
 
-def test_an_image_with_two_faults_has_both_told(prepare: Prepare, images: Path) -> None:
+def test_an_image_with_two_faults_has_both_reported(prepare: Prepare, images: Path) -> None:
     (images / "x.png").write_bytes(PNG[:900])
     with pytest.raises(SystemExit) as stopped:
         prepare(images)
@@ -363,7 +363,7 @@ def test_the_trigger_is_put_in_front_unless_it_is_there(prepare: Prepare, images
     assert captions == ["Zwx the ant", "zwx, zwxes are no trigger", "zwx, a picture of the cow"]
 
 
-def test_what_is_no_image_is_told_and_harmless(prepare: Prepare, images: Path, report: Callable[[], dict[str, Any]]) -> None:
+def test_what_is_no_image_is_reported_and_harmless(prepare: Prepare, images: Path, report: Callable[[], dict[str, Any]]) -> None:
     write(images, {"notes.doc": b"x", ".DS_Store": b"x", "._ant.png": b"x", "__MACOSX/ant.png": b"x", "dog.txt": b"a dog", "README.txt": b"x"})
     (images / "wide.png").write_bytes(encoded(picture(9, (600, 60)), "PNG"))
     (images / "wide.txt").write_text("a wide thing")

@@ -547,7 +547,7 @@ def test_a_base_that_is_none_is_refused(emptied: str | None, init: str, complain
         trainers.model.vae_of(folder, init, torch.float32)
 
 
-def test_an_autoencoder_that_overflows_is_told_with_the_remedy(
+def test_an_autoencoder_that_overflows_is_reported_with_the_remedy(
     trainers: SimpleNamespace, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -584,7 +584,7 @@ def trained(flux: argparse.Namespace, tmp_path_factory: pytest.TempPathFactory) 
     return out
 
 
-def test_every_step_is_told_with_its_times(trained: Path) -> None:
+def test_every_step_is_reported_with_its_times(trained: Path) -> None:
     told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
     assert all(

@@ -141,7 +141,7 @@ def test_a_script_gets_images_captions_and_the_settings(step: Path) -> None:
     assert (step / "command.txt").read_text().startswith("accelerate launch train_dreambooth_lora_z_image.py \\\n  --pretrained_model_name_or_path ")
 
 
-def test_each_step_is_told_once_with_the_mean_of_its_micro_batches(step: Path) -> None:
+def test_each_step_is_reported_once_with_the_mean_of_its_micro_batches(step: Path) -> None:
     done = trained(step, {"RECIPE_METRICS": str(step / "metrics.jsonl")})
     assert done.returncode == 0, done.stderr
     history = [json.loads(line) for line in (step / "history.jsonl").read_text().splitlines()]

@@ -127,7 +127,7 @@ def test_the_program_ends_with_one_message(tmp_path: Path) -> None:
     assert done.stderr == 'data: 1 bad rows beside 0 good ones\n  a.jsonl:1: no column "rejected"; it has: prompt, chosen\n'
 
 
-def test_what_is_cut_off_is_told_and_pairs_that_are_then_equal_are_left_out(data: Any, tmp_path: Path) -> None:
+def test_what_is_cut_off_is_reported_and_pairs_that_are_then_equal_are_left_out(data: Any, tmp_path: Path) -> None:
     long = "Two is even and three is not, which is all there is to say. " * 4
     source = rows(
         tmp_path / "a.jsonl", GOOD, {**GOOD, "chosen": long}, {**GOOD, "chosen": long, "rejected": long + "More."}, {**GOOD, "prompt": long}

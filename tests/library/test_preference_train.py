@@ -69,7 +69,7 @@ def common() -> Iterator[Any]:
         yield trl_common
 
 
-def test_each_step_is_told_once_with_its_times(trained: Path) -> None:
+def test_each_step_is_reported_once_with_its_times(trained: Path) -> None:
     told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
     assert told[0]["loss"] == pytest.approx(0.6931, abs=1e-3) and told[0]["margin"] == 0  # nothing moved yet: −log σ(0)

@@ -135,7 +135,7 @@ def test_the_guard_lets_pass_what_is_right(guard: ModuleType, good: dict[str, An
     assert guard.faults(good) == []
 
 
-def test_every_fault_is_told_at_once_and_nothing_is_trained(tmp_path: Path) -> None:
+def test_every_fault_is_reported_at_once_and_nothing_is_trained(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text("wandb = {project = 'x'}\nseqlen = 1\nmax_steps = 7\n[model]\nname = 'other/model'\n")
     past_preflight = Settings(allow=("prime-rl-unknown-section",))
     config = {"config": str(tmp_path / "rl.toml")}
@@ -254,7 +254,7 @@ def test_prime_rl_goes_on_from_a_checkpoint_in_a_new_run_directory(step: Path) -
     assert (step / "checkpoint" / "trainer" / "shard").read_text() == "2 to 4"
 
 
-def test_a_stop_reaches_prime_rl_and_is_told_as_one(step: Path) -> None:
+def test_a_stop_reaches_prime_rl_and_is_reported_as_one(step: Path) -> None:
     (step / "rl.toml").write_text("wait = true\n")
     process = subprocess.Popen(command(step), cwd=step, env=dict(os.environ))
     deadline = time.monotonic() + 30

@@ -73,7 +73,7 @@ def test_what_a_reader_cannot_take_names_the_file(family: str, tmp_path: Path) -
         prepared(family, tmp_path / "d.jsonl", tmp_path / "out")
 
 
-def test_a_prompt_of_a_megabyte_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_of_a_megabyte_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "d.jsonl").write_bytes(LINE + json.dumps({**GOOD, "prompt": "word " * 200_000}).encode() + b"\n")
     with pytest.raises(SystemExit, match=r"d\.jsonl:2: the prompt has 400000 tokens, more than max_prompt_length 64$"):
         prepared("rlhf_data", tmp_path / "d.jsonl", tmp_path / "rlhf")
@@ -94,7 +94,7 @@ def test_a_text_with_other_line_ends_in_it_stays_one_row(family: str, tmp_path: 
         assert [json.loads(line) for line in lines] == [{"text": text}]
 
 
-def test_all_bad_rows_are_counted_some_are_told_and_reading_stops_when_it_is_hopeless(tmp_path: Path) -> None:
+def test_all_bad_rows_are_counted_some_are_reported_and_reading_stops_when_it_is_hopeless(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(LINE + b"no\n" * 50)
     with pytest.raises(SystemExit) as ended:
         prepared("preference_data", tmp_path / "d.jsonl", tmp_path / "out")

@@ -81,7 +81,7 @@ def dead(space: Space) -> Space:
     return space
 
 
-def test_a_machine_of_another_workspace_is_left_alone_and_told_with_its_price(dead: Space) -> None:
+def test_a_machine_of_another_workspace_is_left_alone_and_reported_with_its_price(dead: Space) -> None:
     other = Space(dead.root.parent / "other")
     cloud(other)
     gated(other)

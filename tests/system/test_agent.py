@@ -254,7 +254,7 @@ def test_slots_are_used_again_and_never_while_something_of_their_job_lives(root:
     on(root, act)
 
 
-def test_an_agent_that_nobody_needs_leaves_and_its_ends_stay(root: Path) -> None:
+def test_an_unused_agent_leaves_and_its_ends_stay(root: Path) -> None:
     async def act(host: client.Client) -> None:
         job = await begin(host, root, "exit 6")
         assert (await over(host, job)).code == 6

@@ -165,7 +165,7 @@ def results(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
-def test_bad_input_is_told_once_and_leaves_results_alone(case: Case, space: Path) -> None:
+def test_bad_input_is_reported_once_and_leaves_results_alone(case: Case, space: Path) -> None:
     if case.steps:
         (space / "t.yaml").write_bytes(case.steps.encode("utf-8", "surrogateescape"))
     before = results(space)
@@ -179,7 +179,7 @@ def in_mounts(root: Path, script: str, *words: str) -> subprocess.CompletedProce
     return call(root, *words, before=("unshare", "-m", "sh", "-euc", f'{script}; exec "$@"', "sh"))
 
 
-def test_a_workspace_that_cannot_be_written_is_told(space: Path) -> None:
+def test_a_workspace_that_cannot_be_written_is_reported(space: Path) -> None:
     (space / "t.yaml").write_text(step('{run: "echo 1 > o", outputs: {o: o}}'))
     before = results(space)
     clear(
@@ -188,7 +188,7 @@ def test_a_workspace_that_cannot_be_written_is_told(space: Path) -> None:
     assert results(space) == before
 
 
-def test_a_disk_that_is_full_is_told_as_that(space: Path) -> None:
+def test_a_disk_that_is_full_is_reported_as_that(space: Path) -> None:
     (space / "t.yaml").write_text(step('{run: "head -c 300000 /dev/urandom > o", outputs: {o: o}}'))
     home = space / ".recipe"
     script = f"mount -t tmpfs -o size=400k none {home}"

@@ -250,7 +250,7 @@ def test_what_a_used_recipe_is_given_is_put_right_where_it_is_given(space: Space
     assert "write: in step inside: with: {often: 25}\n" in out and "type:" not in out
 
 
-def test_the_instances_of_a_matrix_are_told_once(space: Space) -> None:
+def test_the_instances_of_a_matrix_are_reported_once(space: Space) -> None:
     space.recipe(RECIPE_TEXT.replace("    state:", "    matrix: {seed: [1, 2, 3]}\n    state:").replace("model/}", "'{{ matrix.seed }}/model/'}"))
     assert check(space)[1].count("100 steps") == 1
 

@@ -131,7 +131,7 @@ def test_schema_prints_the_schema_or_the_reference(tmp_path: Path) -> None:
     assert told(recipe(tmp_path, "schema", "--markdown")).startswith("### Recipe\n")
 
 
-def test_an_answer_that_cannot_be_written_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_written_is_reported_without_a_traceback(tmp_path: Path) -> None:
     for words, closed, code in (
         ("schema", ">/dev/full", 5),
         ("list", ">/dev/full", 5),

@@ -100,7 +100,7 @@ def test_what_runs_measured_corrects_the_estimate(trains: Space, recipe: Recipe)
     assert f"({after['measured']})" in recipe("plan", "rank=18").out
 
 
-def test_cost_is_told_where_a_price_is_known(trains: Space, recipe: Recipe) -> None:
+def test_cost_is_reported_where_a_price_is_known(trains: Space, recipe: Recipe) -> None:
     assert "cost:" not in recipe("plan").out
     trains.write("recipe.toml", '[prices]\nrtx4090 = "0.50 USD"\nh100-80gb = "3 USD"\n')
     told = memory(recipe)
@@ -133,7 +133,7 @@ def test_a_diffusion_training_that_was_measured_here_is_known_from_that(space: S
     assert "there is no published measurement of" in memory(recipe, "resolution=2048")["unknown"]
 
 
-def test_where_only_a_size_is_asked_for_each_gpu_that_has_a_price_and_is_large_enough_is_told(trains: Space, recipe: Recipe) -> None:
+def test_where_only_a_size_is_asked_for_each_gpu_that_has_a_price_and_is_large_enough_is_reported(trains: Space, recipe: Recipe) -> None:
     trains.recipe(TRAIN.replace("gpu: RTX 4090, ", ""))
     assert "of training" not in recipe("plan").out
     trains.write("recipe.toml", '[prices]\nrtx4090 = "0.50 USD"\nh100-80gb = "3 USD"\nt4 = "0.10 USD"\n')
@@ -244,7 +244,7 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(space: Space, re
         (("max_length=8",), "with --from only"),
     ],
 )
-def test_what_cannot_be_is_told(space: Space, recipe: Recipe, words: tuple[str, ...], heard: str) -> None:
+def test_what_cannot_be_is_reported(space: Space, recipe: Recipe, words: tuple[str, ...], heard: str) -> None:
     space.write("qwen/config.json", json.dumps(QWEN))
     said = recipe("new", "x", *words)
     assert said.code in (2, 3) and heard in said.err

@@ -131,7 +131,7 @@ def test_a_report_of_a_run_under_way(space: Space, recipe: Recipe, tmp_path: Pat
     assert used in recipe("report").out.splitlines() and not metrics.with_suffix(".host").exists()
 
 
-def test_of_a_step_that_was_told_twice_the_later_counts(space: Space, recipe: Recipe) -> None:
+def test_of_a_step_that_was_reported_twice_the_later_counts(space: Space, recipe: Recipe) -> None:
     space.recipe(
         """
 steps:
@@ -157,7 +157,7 @@ steps:
     assert step["training"]["steps"] == 3 and step["training"]["step_seconds"] == 2
 
 
-def test_a_run_without_such_numbers_is_told_so(space: Space, recipe: Recipe) -> None:
+def test_a_run_without_such_numbers_says_so(space: Space, recipe: Recipe) -> None:
     space.recipe("steps: {a: {run: 'echo a > {{ outputs.o }}', outputs: {o: o}}}")
     space.run()
     assert "no step reported metrics: write `metrics: true`" in recipe("report").out

@@ -148,7 +148,7 @@ def test_results_of_a_library_recipe_go_with_their_folder_and_latest(space: Spac
     assert paths(space) == ["shelf/recipes/tool@1.yaml"]
 
 
-def test_clean_waits_for_nobody_and_takes_nothing_from_a_living_run(letters: Space, recipe: Recipe) -> None:
+def test_clean_does_not_wait_and_takes_nothing_from_a_living_run(letters: Space, recipe: Recipe) -> None:
     with Workspace.open(letters.root) as ws:
         ws.store.runs.submit(RunRow("r-live", "t@1", "", {}, ""))
         fence = ws.store.runs.claim("r-live", "a test")
@@ -184,7 +184,7 @@ def test_a_run_that_died_does_not_keep_everything_forever(letters: Space, recipe
     assert json.loads(recipe("gc", "--keep-runs", "0", "--json").out)["counts"]["object"] == 2
 
 
-def test_gc_removes_states_attempts_and_environments_that_nobody_touches_and_half_written_files(space: Space, recipe: Recipe) -> None:
+def test_gc_removes_unused_states_attempts_and_environments_and_half_written_files(space: Space, recipe: Recipe) -> None:
     body = "steps: {a: {run: 'echo 1 > ck/step-1; exit 1', state: {ck: {path: ck/, checkpoint: 'step-*'}}, outputs: {o: o}}}"
     space.recipe(body)
     space.attempt()
@@ -210,7 +210,7 @@ def test_bad_words_change_nothing(letters: Space, recipe: Recipe, words: tuple[s
     assert said.code == 3 and said.err and paths(letters) == before
 
 
-def test_a_download_that_nobody_wanted_for_long_goes(letters: Space, recipe: Recipe) -> None:
+def test_a_download_that_was_not_used_for_long_is_deleted(letters: Space, recipe: Recipe) -> None:
     for name in ("old", "young"):
         (letters.root / ".recipe/cache" / name).mkdir(parents=True)
         (letters.root / ".recipe/cache" / name / "data.bin").write_bytes(b"0" * 1000)

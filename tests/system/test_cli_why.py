@@ -65,13 +65,13 @@ def letters(space: Space) -> Space:
     return space
 
 
-def test_a_fresh_step_is_told_with_its_key_and_who_made_it(letters: Space, recipe: Recipe) -> None:
+def test_a_fresh_step_is_reported_with_its_key_and_who_made_it(letters: Space, recipe: Recipe) -> None:
     said = recipe("why", "make")
     run = json.loads(recipe("runs", "--json").out)[0]["id"]
     assert said.code == 0 and "make is fresh" in said.out and f"made by run {run}" in said.out and letters.key("make")[:16] in said.out
 
 
-def test_every_change_is_told_with_both_values(letters: Space, recipe: Recipe) -> None:
+def test_every_change_is_reported_with_both_values(letters: Space, recipe: Recipe) -> None:
     letters.write("data.txt", "other\n")
     letters.write("set/b", "B\n")
     letters.write("set/c", "c\n")
@@ -85,7 +85,7 @@ def test_every_change_is_told_with_both_values(letters: Space, recipe: Recipe) -
     assert [change["files"] for change in changes if "files" in change] == [{"b": "~", "c": "+"}]
 
 
-def test_a_step_that_waits_is_told_with_what_runs_first(letters: Space, recipe: Recipe) -> None:
+def test_a_step_that_waits_is_reported_with_what_runs_first(letters: Space, recipe: Recipe) -> None:
     out = recipe("why", "count", "word=bye").out
     assert "count may run" in out and "make would run first:\n    inputs.word: hello -> bye" in out
 

@@ -36,7 +36,7 @@ def test_a_command_that_may_work_is_valid(space: Space, step: dict[str, Any]) ->
     assert space.command("validate")[0] == 0
 
 
-def test_paths_that_differ_only_in_case_are_told_apart_in_the_message(space: Space) -> None:
+def test_paths_that_differ_only_in_case_are_distinguished_in_the_message(space: Space) -> None:
     space.recipe({"steps": {"x": {"run": "true", "outputs": {"o": "X"}}, "y": {"run": "true", "outputs": {"o": "x"}}}})
     assert '"X" of "x" and "x" of "y" differ only in case: some disks take them for one file' in space.command("validate")[1]
 

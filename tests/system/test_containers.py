@@ -372,7 +372,7 @@ def test_the_guard_alone_ends_a_container_when_all_else_is_gone(room: Room, tmp_
 
 
 @EACH
-def test_a_sweep_ends_what_nobody_watches_and_leaves_a_living_job_alone(room: Room) -> None:
+def test_a_sweep_ends_orphans_and_leaves_a_living_job_alone(room: Room) -> None:
     job, command = room.begun("mkfifo on; echo ready; cat on")
     left = room.command("sh", "-c", "while :; do sleep 0.05; done")
     words = list(left.argv)
@@ -506,7 +506,7 @@ def test_an_image_is_fetched_once_and_one_pinned_by_digest_is_that_one(machine: 
 
 
 @EACH
-def test_an_image_without_a_shell_is_told_from_a_step_that_failed(room: Room) -> None:
+def test_an_image_without_a_shell_is_distinguished_from_a_step_that_failed(room: Room) -> None:
     exit, log = room.run("/bin/sh", "-c", "true", image=room.machine.bare)
     assert exit.code != 0
     words = containers.explain(exit, log.encode(), "the-image")
@@ -525,7 +525,7 @@ def test_a_host_without_setsid_says_so_and_nothing_hangs(room: Room, tmp_path: P
 
 
 @EACH
-def test_a_program_that_cannot_be_run_is_told_from_one_that_is_not_there(room: Room) -> None:
+def test_a_program_that_cannot_be_run_is_distinguished_from_one_that_is_not_there(room: Room) -> None:
     exit, log = room.run("/tmp")
     words = containers.explain(exit, log.encode(), "the-image")
     assert words.startswith("the image the-image cannot run ") and "ermission denied" in words

@@ -118,7 +118,7 @@ def test_a_step_whose_worker_was_killed_goes_on_and_is_not_started_twice(space: 
     assert left(space) == []
 
 
-def test_a_step_that_ended_while_nobody_watched_is_collected(space: Space) -> None:
+def test_a_step_that_ended_without_a_worker_is_collected(space: Space) -> None:
     gate = killed_while_b_waits(space)
     gate.write_text("go\n")
     until(lambda: '"code": 0' in (space.root / ".recipe/local/journal").read_text().splitlines()[-1])
@@ -164,7 +164,7 @@ def test_a_step_that_was_always_short_is_tried_again_when_its_agent_is_killed(sp
     assert starts(space, "b") == 3
 
 
-def test_a_short_step_that_kills_its_agent_fails_and_is_told_so(space: Space) -> None:
+def test_a_short_step_that_kills_its_agent_fails_and_that_is_reported(space: Space) -> None:
     space.recipe("steps:\n  one: {run: 'true'}\n")
     space.run()
     space.recipe(f"steps:\n  one: {{run: 'echo >> {space.root}/starts; kill -9 $PPID; sleep 60'}}\n")

@@ -72,7 +72,7 @@ def test_a_named_pool_has_room_for_one_unless_it_is_given_more(space: Space) -> 
     assert 1 < together(space) <= 3
 
 
-def test_a_failure_stops_what_has_not_started_unless_told_to_keep_going(space: Space) -> None:
+def test_a_failure_stops_what_has_not_started_unless_keep_going_is_set(space: Space) -> None:
     space.recipe("steps:\n  bad: {run: exit 1}\n  below: {needs: [bad], run: 'true'}\n  beside: {run: 'true'}\n  other: {run: 'true'}\n")
     assert space.attempt(settings=Settings(jobs=1)) == ["bad"]
     assert space.attempt(settings=Settings(jobs=1, keep_going=True)) == ["bad", "beside", "other"]
@@ -571,7 +571,7 @@ def test_a_run_that_reaches_its_time_limit_is_stopped_and_tries_nothing_again(sp
     assert space.summary is not None and space.summary.state == "FAILED"
 
 
-def test_a_limit_that_is_reached_in_the_setup_is_told_as_the_limit(space: Space) -> None:
+def test_a_limit_that_is_reached_in_the_setup_is_reported_as_the_limit(space: Space) -> None:
     space.recipe("limits: {time: 0.3s}\nsetup: [sleep 60]\nsteps: {one: {run: touch made}}\n")
     code, out, err = space.command("run")
     assert code == 1

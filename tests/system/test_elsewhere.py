@@ -123,7 +123,7 @@ def test_what_is_there_is_not_sent_again(space: Space) -> None:
     assert {path: path.stat().st_ino for path in objects} == objects
 
 
-def test_what_nobody_asked_for_in_weeks_goes_from_a_host_after_a_run(space: Space) -> None:
+def test_what_was_unused_for_weeks_is_deleted_from_a_host_after_a_run(space: Space) -> None:
     chain(space)
     space.run(settings=LOOPBACK)
     old = {path.name for path in (there(space) / "used").iterdir()}
@@ -257,7 +257,7 @@ def test_an_input_that_the_step_changed_there_fails_it(space: Space) -> None:
 # -- failures ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails_there_is_told_with_its_log_and_what_it_lacks(space: Space) -> None:
+def test_a_step_that_fails_there_is_reported_with_its_log_and_what_it_lacks(space: Space) -> None:
     space.recipe("steps:\n  s: {run: 'echo trying; cat words.txt > o', outputs: {o: o}}\n")
     space.write("words.txt", "hello")
     space.attempt(settings=LOOPBACK)
@@ -268,7 +268,7 @@ def test_a_step_that_fails_there_is_told_with_its_log_and_what_it_lacks(space: S
     assert "trying" in Path(failure.log).read_text()
 
 
-def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_told(space: Space) -> None:
+def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_reported(space: Space) -> None:
     space.write("raw/one", "one\n")
     wrote = (
         "mkdir -p deep 'odd name'; echo trace > deep/trace.txt; echo x > 'odd name/x'; head -c 2000000 /dev/zero > large.bin; ln -s large.bin link"
@@ -356,7 +356,7 @@ def test_a_job_goes_on_while_its_worker_is_dead_and_is_found_again(space: Space,
     assert log == "early\nlate\n"
 
 
-def test_a_job_that_goes_on_and_is_not_needed_is_told_with_its_host_and_its_run(space: Space) -> None:
+def test_a_job_that_goes_on_and_is_not_needed_is_reported_with_its_host_and_its_run(space: Space) -> None:
     gate = space.root / "gate"
     os.mkfifo(gate)
     chain(space, slow=f"read go < {gate};")

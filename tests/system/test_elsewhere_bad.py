@@ -23,7 +23,7 @@ def test_places_that_another_run_has_are_busy(space: Space) -> None:
     assert "all places that loopback has are taken" in said and "Traceback" not in said
 
 
-def test_a_root_that_cannot_be_written_is_told_with_the_host_and_what_to_do(space: Space, sshd: Sshd) -> None:  # noqa: F811
+def test_a_root_that_cannot_be_written_is_reported_with_the_host_and_what_to_do(space: Space, sshd: Sshd) -> None:  # noqa: F811
     settings = sshd.settings()
     lines = [f"hosts = {settings['hosts']!r}", f"known_hosts = '{settings['known_hosts']}'", f"identity = '{settings['identity']}'", "agent = false"]
     space.write("recipe.toml", "[drivers.ssh]\nroot = '/proc/none'\n" + "\n".join(lines) + "\n")

@@ -76,7 +76,7 @@ def test_a_server_is_entered_with_the_keys_of_its_settings_and_a_port_of_it_is_h
         worker.communicate()
 
 
-def test_a_place_without_a_login_is_told_with_its_folder(space: Space) -> None:
+def test_a_place_without_a_login_is_reported_with_its_folder(space: Space) -> None:
     cloud(space)
     waits(space)
     worker = space.start("run", "--driver", "loopback", "--everything-there")

@@ -100,7 +100,7 @@ def test_the_roots_environment_runs_a_step_and_why_and_diff_say_so(space: Space)
     assert code == 0 and f"python: {first} (3.99.1) -> {second} (3.99.1)" in said
 
 
-def test_a_module_that_is_missing_is_told_with_the_python_that_has_not_got_it(space: Space) -> None:
+def test_a_module_that_is_missing_is_reported_with_the_python_that_has_not_got_it(space: Space) -> None:
     used = python(space, ".venv")
     space.recipe("steps: {s: {run: 'python -c \"import no_such_thing\"', outputs: {o: o}}}\n")
     space.attempt()

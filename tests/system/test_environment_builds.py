@@ -57,7 +57,7 @@ def builders(space: Space) -> list[int]:
 # -- once
 
 
-def test_an_environment_is_told_by_its_size_and_the_time_it_took_and_used_again(space: Space, index: Index) -> None:
+def test_an_environment_is_reported_by_its_size_and_the_time_it_took_and_used_again(space: Space, index: Index) -> None:
     locked(space, index)
     code, _, said = space.command("run", env=index.environ)
     assert code == 0 and re.search(r"^lock.txt: 1 package, \d\S* .B, installed in \S+s$", said, re.M), said
@@ -193,7 +193,7 @@ def test_a_second_environment_shares_the_files_of_the_first(space: Space, index:
     assert module.stat().st_nlink >= 3  # one in the cache, one in each
 
 
-def test_what_pip_is_told_of_its_index_counts_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://mirror/simple\nfind-links = /nowhere\n    https://wheels\ntimeout = 9\n")
     environ = {
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
@@ -331,7 +331,7 @@ def test_a_package_that_another_wants_with_an_extra_is_pinned_by_its_name(space:
     assert code == 0, said
 
 
-def test_a_disk_that_is_too_small_is_told_and_is_empty_again(space: Space, index: Index) -> None:
+def test_a_disk_that_is_too_small_is_reported_and_is_empty_again(space: Space, index: Index) -> None:
     locked(space, index, index.wheel("large", bulk=9_000_000))
     small = space.root / "small"
     small.mkdir()

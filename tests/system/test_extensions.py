@@ -93,7 +93,7 @@ def test_recipes_of_a_package_are_listed_shown_and_run_by_name(space: Space, acm
     assert space.read("inner/words.txt") == "Good morning, Bob\n"
 
 
-def test_a_name_that_nobody_brings_is_answered_with_the_nearest_of_all(space: Space, acme: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest_of_all(space: Space, acme: Path) -> None:
     code, _, err = asked(space, acme, "plan", "greeet")
     assert code == 3 and 'did you mean "greet"?' in err
     code, _, err = asked(space, acme, "plan", "greet@3")
@@ -118,7 +118,7 @@ def test_two_packages_with_one_name_are_both_named(space: Space, acme: Path, tmp
     assert code == 3 and 'the recipe "sft" comes from the library and from rival 0.1' in err and "sft@1 " in out
 
 
-def test_a_folder_of_recipes_that_is_not_there_is_told_by_a_list(space: Space, tmp_path: Path) -> None:
+def test_a_folder_of_recipes_that_is_not_there_is_reported_by_a_list(space: Space, tmp_path: Path) -> None:
     broken = another(tmp_path / "broken", "broken", "[recipe.recipes]\nx = not_there.at_all\n")
     code, out, err = asked(space, broken, "list")
     assert code == 3 and "broken 0.1 says that its recipes are in not_there.at_all" in err and "sft@1" in out
@@ -161,7 +161,7 @@ def test_two_drivers_of_one_name_are_both_named_and_ours_cannot_be_taken(space: 
     assert 'the driver "loopback" comes from recipe itself and from rival 0.1' in out
 
 
-def test_settings_of_a_driver_that_nobody_has_are_an_error(space: Space, acme: Path) -> None:
+def test_settings_of_an_unknown_driver_are_an_error(space: Space, acme: Path) -> None:
     space.recipe("steps: {say: {run: echo hello}}")
     space.write("recipe.toml", '[drivers.ssh]\nhosts = ["a"]\n\n[drivers.lopback]\nhosts = 2\n')
     code, _, err = space.command("plan")

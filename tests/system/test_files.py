@@ -165,7 +165,7 @@ def test_what_has_no_content_is_named_and_never_hangs(tmp_path: Path) -> None:
         scan(tmp_path / "none")
 
 
-def test_nothing_is_told_apart_from_something_empty(tmp_path: Path) -> None:
+def test_nothing_is_distinguished_from_something_empty(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to("none")
     (tmp_path / "empty").touch()
     answer = DigestCache(tmp_path).contents(["none", "dangling", "empty/below", "empty"])

@@ -273,7 +273,7 @@ def test_a_token_is_not_sent_in_the_clear_nor_read_from_an_open_file(tmp_path: P
         runner.run_of("x", to="http://127.0.0.1:9")
 
 
-def test_a_wrong_token_and_a_stranger_are_told_apart(proxied: tuple[Rest, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_and_a_stranger_are_distinguished(proxied: tuple[Rest, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
     rest, _ = proxied
     monkeypatch.setenv("RECIPE_TOKEN", "rcp_wrong")
     with pytest.raises(Invalid) as found:

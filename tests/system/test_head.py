@@ -245,7 +245,7 @@ def test_what_does_not_go_with_a_head_is_refused_before_anything_is_rented(
     assert provider(space) == []
 
 
-def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_told_before_anything_is_rented(
+def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_reported_before_anything_is_rented(
     space: Space,
     farm: int,
     sshd: Sshd,  # noqa: F811

@@ -412,7 +412,7 @@ def test_a_disk_that_is_too_small_for_the_state_is_said_before_anything_is_sent(
     assert steps(scene.there.folder) == []
 
 
-def test_checkpoints_without_numbers_are_told_apart_by_their_times(tmp_path: Path) -> None:
+def test_checkpoints_without_numbers_are_distinguished_by_their_times(tmp_path: Path) -> None:
     scene = Scene(tmp_path, pattern="*.json", keep=1)
     for name, at in (("zebra.json", 1), ("last.json", 2), ("best.json", 3)):
         (scene.there.folder / name).write_text("{}")

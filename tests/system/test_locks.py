@@ -47,7 +47,7 @@ def test_the_kernel_lets_go_of_a_lock_whose_holder_was_killed(tmp_path: Path) ->
     lock.release()
 
 
-def test_a_lock_file_that_was_removed_protects_nobody_and_is_made_again(tmp_path: Path) -> None:
+def test_a_lock_file_that_was_removed_protects_nothing_and_is_made_again(tmp_path: Path) -> None:
     locks = Locks(tmp_path)
     first = locks.hold("a")
     (tmp_path / "a").unlink()

@@ -72,7 +72,7 @@ def test_recipe_lock_writes_the_lock_and_keeps_its_pins(space: Space, index: Ind
     assert "is a lock already" in space.command("lock", "src/requirements.lock", env=cached)[2]
 
 
-def test_what_cannot_be_locked_is_told_before_anything_starts(space: Space, index: Index) -> None:
+def test_what_cannot_be_locked_is_reported_before_anything_starts(space: Space, index: Index) -> None:
     space.write("requirements.txt", "nosuch\n")
     space.recipe(f"python: {{lock: requirements.txt}}\n{STEP}")
     code, _, said = space.command("run", env=index.environ)

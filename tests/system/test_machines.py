@@ -202,7 +202,7 @@ def test_a_class_of_a_file_from_elsewhere_is_named_where_the_file_is_then(ready:
     assert code == 0 and "inputs/hooks/0/hooks.py:Mine" in told and "class Mine: pass" in told, told + said
 
 
-def test_all_that_means_nothing_elsewhere_is_told_at_once(ready: tuple[Machine, Machine]) -> None:
+def test_all_that_means_nothing_elsewhere_is_reported_at_once(ready: tuple[Machine, Machine]) -> None:
     a, b = ready
     a.space.write("recipe.toml", "")
     with pytest.raises(Invalid) as caught:

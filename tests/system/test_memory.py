@@ -44,7 +44,7 @@ def small_room() -> Iterator[Path]:
     pytest.skip(f"this process may not limit memory: {why}")
 
 
-def test_a_step_that_takes_more_memory_than_there_is_is_told_as_that(space: Space, small_room: Path) -> None:
+def test_a_step_that_takes_more_memory_than_there_is_is_reported_as_that(space: Space, small_room: Path) -> None:
     space.recipe('steps: {hungry: {run: [python, -c, "b = [bytearray(1 << 20) for _ in range(1024)]"]}}')
     procs = small_room / "cgroup.procs"
     process = space.start("run", preexec_fn=lambda: procs.write_text(str(os.getpid())))

@@ -97,7 +97,7 @@ def test_a_node_that_prints_nothing_is_not_idle_while_the_first_prints(space: Sp
     assert space.run(settings=LOOPBACK) == ["s"]
 
 
-def test_nodes_that_cannot_reach_each_other_are_told_before_the_command_begins(space: Space) -> None:
+def test_nodes_that_cannot_reach_each_other_are_reported_before_the_command_begins(space: Space) -> None:
     hosts(space, more="addresses = ['127.0.0.1', '192.0.2.1']")
     space.recipe(f"steps: {{train: {{nodes: 2, run: touch {space.root}/begun}}}}")
     assert space.attempt(settings=LOOPBACK) == ["train"]

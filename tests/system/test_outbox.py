@@ -86,7 +86,7 @@ def test_a_run_tells_its_webhook_how_it_goes_signed_for_the_librarys_verifier(tm
     assert space.command("outbox")[1] == ""
 
 
-def test_a_receiver_that_is_down_holds_up_no_run_and_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_a_receiver_that_is_down_holds_up_no_run_and_gets_its_messages_when_it_is_back(tmp_path: Path) -> None:
     space = Space(tmp_path)
     (tmp_path / "one.yaml").write_text(ONE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -288,7 +288,7 @@ def test_what_the_page_has_a_newcomer_type_works(tmp_path: Path) -> None:
     assert f"$ cat heard.txt\n{heard}```" in PAGE
 
 
-def test_a_chat_is_told_in_a_sentence_by_apprise_and_its_address_is_stored_nowhere(tmp_path: Path) -> None:
+def test_a_chat_is_reported_in_a_sentence_by_apprise_and_its_address_is_stored_nowhere(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text('[[notify]]\nurl = "CHAT"\nevents = ["run.failed"]\n')
     with Receiver() as receiver:
         environ = {**os.environ, "CHAT": receiver.url.replace("http://", "json://") + "/canary"}
@@ -323,7 +323,7 @@ def test_an_alert_is_what_is_above_its_limit(seen: Seen, names: set[str]) -> Non
     assert noticed(seen).keys() == names
 
 
-def test_a_rule_is_told_once_a_run_to_webhooks_and_the_platform(tmp_path: Path) -> None:
+def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Path) -> None:
     with Receiver() as receiver:
         told(tmp_path, receiver.url, events=["alert.*"])
         environ = {**os.environ, "ALERT_API_URL": f"{receiver.url}/alerts", "JOB_ID": "j", "USER_ID": "u"}

@@ -161,7 +161,7 @@ def test_every_python_and_locale_gives_the_same_name(data: Path, python: str, lo
     assert tuple(json.loads(told.stdout)) == named(data)
 
 
-def test_a_python_that_reads_names_otherwise_is_told_how_not_to(data: Path) -> None:
+def test_a_python_that_reads_names_otherwise_is_reported_with_how_not_to(data: Path) -> None:
     environment = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     told = subprocess.run([sys.executable, "-c", SCRIPT, str(ROOT), str(data)], env=environment, capture_output=True)
     assert told.returncode and b"read as ascii here" in told.stderr
@@ -397,7 +397,7 @@ def test_a_dataset_that_changes_meanwhile_is_packed_again_and_named_when_it_goes
     assert not (space.root / "other/manifest.json").exists()
 
 
-def test_what_looks_like_a_key_and_names_that_collide_are_told(space: Space) -> None:
+def test_what_looks_like_a_key_and_names_that_collide_are_reported(space: Space) -> None:
     for name in (
         ".env",
         "sub/.git/HEAD",

@@ -88,7 +88,7 @@ def test_a_worker_asks_where_the_submitter_died_before_it_could(space: Space, tm
     assert (last(tmp_path).state, last(tmp_path).reason) == ("FAILED", "points") and [each["event"] for each in told(tmp_path)] == ["reserve"]
 
 
-def test_a_charge_that_was_not_taken_is_told_again_under_its_id(space: Space, tmp_path: Path) -> None:
+def test_a_charge_that_was_not_taken_is_sent_again_under_its_id(space: Space, tmp_path: Path) -> None:
     (tmp_path / "refuse-charge").touch()
     assert space.command("run", "./paid.yaml", "-q")[0] == 0
     code, listed, _ = space.command("outbox", "--json")

@@ -143,7 +143,7 @@ def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
     assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
 
 
-def test_a_group_whose_commit_was_answered_by_nobody_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_commit_got_no_answer_is_stored_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = store.runs.submit(RUN, "w")
     whole, failed = postgres_database.PostgresDatabase.do, [0]
 

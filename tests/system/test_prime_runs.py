@@ -103,7 +103,7 @@ def test_without_a_key_the_variable_and_the_file_are_named(tmp_path: Path, monke
         asyncio.run(Prime(api="http://x", installation=str(tmp_path / "installation")).offers(Wish()))
 
 
-def test_offers_plan_and_doctor_say_that_nobody_ends_a_pod(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     rents(space, market, monkeypatch, "prime", key=key_of_the_account(market, space.root.parent))
     space.recipe(RECIPE)
     code, out, _ = space.command("plan", "./recipe.yaml", "--driver", "prime")

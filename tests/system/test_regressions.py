@@ -498,7 +498,7 @@ steps:
     assert space.run() == []
 
 
-def test_a_step_that_writes_into_what_it_was_given_spoils_it_for_nobody(space: Space) -> None:
+def test_a_step_that_writes_into_what_it_was_given_spoils_it_for_no_other(space: Space) -> None:
     space.recipe("""
 steps:
   a: {run: "echo 1 > d/f", outputs: {o: d/}}

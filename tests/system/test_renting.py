@@ -145,7 +145,7 @@ def test_a_local_run_writes_no_ledger(space: Space) -> None:
     assert "runner.storage.ledger" in sys.modules  # it is imported with what knows leases, and opened by nobody
 
 
-def test_a_python_that_is_not_there_is_told_and_nothing_is_rented(space: Space) -> None:
+def test_a_python_that_is_not_there_is_reported_and_nothing_is_rented(space: Space) -> None:
     """What had not been opened yet has not to be closed."""
     space.recipe("steps:\n  s: {run: 'true'}\n")
     code, _, said = space.command("run", "--python", "/no/such")

@@ -216,7 +216,7 @@ def test_a_resume_that_comes_when_all_has_stopped_is_not_lost(trained: Space, mo
     assert turns == [2] and [state for _, state in runs(trained)] == ["COMPLETED"] and starts(trained) == ["a", "b"]
 
 
-def test_an_error_of_the_run_is_told_though_something_was_asked_for_meanwhile(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhile(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
 
     async def broken(work: Work) -> Report:

@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_at_any_write_of_a_run_starts_nothing_twice_and_forg
     assert faults >= 2 and "disk is full" in capsys.readouterr().err
 
 
-def test_a_receiver_behind_tls_is_told_once_its_certificate_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_behind_tls_gets_its_messages_once_its_certificate_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{tmp_path}/key.pem"]
     subprocess.run(["openssl", "req", "-x509", *key, "-out", f"{tmp_path}/chain.pem", "-days", "2", *name], check=True, capture_output=True)

@@ -180,7 +180,7 @@ def test_the_query_of_an_address_is_stored_nowhere_and_is_no_part_of_what_it_nam
     assert not [word for word in [*secrets, "X-Signature", "X-Expires"] if word.encode() in found]
 
 
-def test_an_address_that_is_not_opened_is_told_without_its_query(copying: Space, signed: tuple[type[Signed], str]) -> None:
+def test_an_address_that_is_not_opened_is_reported_without_its_query(copying: Space, signed: tuple[type[Signed], str]) -> None:
     site, address = signed
     site.signature = "1f0e2d3c4b5a69788796a5b4c3d2e1f0"
     code, out, err = copying.command("run", "./recipe.yaml", f"data={address}?X-Signature=0000000000000000000000")

@@ -110,7 +110,7 @@ def test_bad_data_is_named_with_its_place(case: str, prepare: Prepare, tmp_path:
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_every_bad_row_is_told_at_once_and_may_be_left_out(prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_bad_row_is_reported_at_once_and_may_be_left_out(prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a.jsonl").write_bytes(GOOD + b"{\n")
     (tmp_path / "d" / "b.csv").write_bytes(b"text\n  \nfine\n")
@@ -238,7 +238,7 @@ def test_calls_of_tools_and_thoughts_are_learned_and_what_tools_say_is_read(writ
         ),
     ],
 )
-def test_calls_that_the_chat_template_leaves_out_or_nobody_reads_are_bad_rows(
+def test_calls_that_the_chat_template_or_the_recipe_leaves_out_are_bad_rows(
     change: dict[str, Any], complaint: str, prepare: Prepare, tmp_path: Path
 ) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps({"messages": [*CALLED[:1], {"role": "assistant", "content": "a statement"}]} | change))
@@ -331,7 +331,7 @@ def test_columns_of_another_layout_may_have_other_names(prepare: Prepare, tmp_pa
     assert prepare(tmp_path / "d.jsonl", "--format", "sharegpt")["rows"] == 1
 
 
-def test_alpaca_rows_for_a_model_without_a_chat_template_are_told_what_to_do(prepare: Prepare, tmp_path: Path) -> None:
+def test_alpaca_rows_for_a_model_without_a_chat_template_are_reported_with_what_to_do(prepare: Prepare, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(BASE, base)
     settings = json.loads((base / "tokenizer_config.json").read_text())

@@ -96,7 +96,7 @@ def sibling() -> Iterator[None]:
         yield
 
 
-def test_the_loss_falls_and_is_told_once_a_step(trained: Path) -> None:
+def test_the_loss_falls_and_is_reported_once_a_step(trained: Path) -> None:
     told = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
     assert all(line["tokens_per_second"] > 0 and line["lr"] > 0 for line in told)
@@ -365,7 +365,7 @@ def test_a_save_that_was_killed_leaves_no_checkpoint(at: str, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("sibling")
-def test_a_line_torn_by_a_kill_is_told_again(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_kill_is_sent_again(tmp_path: Path) -> None:
     from loop import Metrics
 
     file = tmp_path / "metrics.jsonl"

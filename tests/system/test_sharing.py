@@ -125,7 +125,7 @@ def test_only_what_changed_runs_where_it_never_ran(a: Machine, b: Machine) -> No
     assert b.read("model.txt") == "other\n300000\n"
 
 
-def test_what_is_known_here_asks_nobody(a: Machine, b: Machine, store: Path) -> None:
+def test_what_is_known_here_needs_no_request(a: Machine, b: Machine, store: Path) -> None:
     a.run()
     b.run()
     store.rename(store.with_name("away"))
@@ -217,7 +217,7 @@ def test_a_trace_of_another_key_is_none(a: Machine, b: Machine, store: Path) -> 
 # -- a store that cannot be used
 
 
-def test_a_store_that_cannot_be_used_is_told_once_and_done_without(a: Machine, store: Path) -> None:
+def test_a_store_that_cannot_be_used_is_reported_once_and_done_without(a: Machine, store: Path) -> None:
     store.rmdir()
     code, _, err = a.command("run")
     assert code == 0
@@ -289,7 +289,7 @@ def test_push_without_a_store_says_what_to_write(tmp_path: Path) -> None:
     assert (code, "which store?" in err, "[stores.NAME]" in err) == (3, True, True)
 
 
-def test_what_is_lost_here_is_told_by_push(tmp_path: Path, store: Path) -> None:
+def test_what_is_lost_here_is_reported_by_push(tmp_path: Path, store: Path) -> None:
     a = Machine(tmp_path / "a", store, push=False)
     a.run()
     content = a.content("base")

@@ -239,7 +239,7 @@ def test_a_connection_that_fell_silent_is_found_by_its_keep_alive(server: Sshd) 
         run(meet())
 
 
-def test_nobody_there_and_nobody_who_speaks_ssh_are_unreachable(server: Sshd) -> None:
+def test_no_server_and_a_server_that_does_not_speak_ssh_are_unreachable(server: Sshd) -> None:
     def odd(answer: bytes) -> tuple[socket.socket, int]:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
@@ -303,7 +303,7 @@ def test_more_jobs_than_channels_run_at_once(tmp_path: Path, sessions: int, gate
         run(meet())
 
 
-def test_a_server_that_nobody_asks_for_longer_than_its_setting_says_ends_our_jobs_there(server: Sshd, tmp_path: Path) -> None:
+def test_a_server_without_requests_for_longer_than_its_setting_says_ends_our_jobs_there(server: Sshd, tmp_path: Path) -> None:
     journal = server.home / ".recipe-host/agent/journal"
 
     async def meet() -> None:
@@ -642,12 +642,12 @@ def test_rubbish_among_the_leases_is_no_empty_list(server: Sshd, tmp_path: Path)
     run(meet())
 
 
-def test_what_was_wrong_when_it_connected_ahead_is_told_once_and_then_asked_again(tmp_path: Path) -> None:
+def test_what_was_wrong_when_it_connected_ahead_is_reported_once_and_then_asked_again(tmp_path: Path) -> None:
     async def meet() -> None:
         driver = Ssh(**machine.settings())
         machine.stop()
         await driver.connect()
-        assert not driver.standing()
+        assert not driver.connected()
         machine.start()
         with pytest.raises(Unreachable):
             await driver.offers(Wish())

@@ -108,7 +108,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_run_changes_nothing(place: Pl
     assert (place.root / "last.txt").read_text() == "3\n"
 
 
-def test_a_host_that_nobody_knows_starts_nothing(place: Place) -> None:
+def test_an_unknown_host_starts_nothing(place: Place) -> None:
     place.settings([place.sshd.address], known_hosts="/nowhere")
     code, said = place.run("--driver", "ssh")
     assert code == 5
@@ -182,7 +182,7 @@ def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) ->
     assert (place.root / "o.txt").read_text() == "named"
 
 
-def test_a_program_that_a_host_has_not_is_told_with_what_to_ask(place: Place) -> None:
+def test_a_program_that_a_host_has_not_is_reported_with_what_to_ask(place: Place) -> None:
     (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  a: {run: [no-such-program]}\n")
     code, said = place.run("--driver", "ssh")
     assert code == 1 and "exit 127: its program was not found on ssh " in said and "`recipe doctor --driver ssh` shows what there is" in said, said

@@ -250,7 +250,7 @@ def test_a_key_of_the_agent_opens_the_door(server: Sshd, tmp_path: Path, monkeyp
             run(meet(agent=False))
 
 
-def test_an_agent_with_too_many_keys_is_told_from_one_without_the_right_one(server: Sshd, tmp_path: Path) -> None:
+def test_an_agent_with_too_many_keys_is_distinguished_from_one_without_the_right_one(server: Sshd, tmp_path: Path) -> None:
     with agent(tmp_path) as socket:
         for number in range(7):
             make_key(tmp_path / f"key{number}")
@@ -267,7 +267,7 @@ def test_an_agent_with_too_many_keys_is_told_from_one_without_the_right_one(serv
         assert run(meet()) == "in\n"
 
 
-def test_a_key_with_a_passphrase_is_the_agents_or_nobodys(server: Sshd, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_used_by_the_agent_alone(server: Sshd, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     shutil.copy(server.identity, locked)
     shutil.copy(server.place / "client.pub", tmp_path / "locked.pub")

@@ -35,7 +35,7 @@ def stack(space: Space, text: str, name: str = "tiny") -> None:
         ("driver = 'gcp'\nlimits = {cost = '5'}", 'stacks.tiny.limits.cost cannot be "5"', "such as 5 USD"),
     ],
 )
-def test_a_mistake_in_a_stack_is_told_where_it_stands(space: Space, text: str, said: str, fix: str) -> None:
+def test_a_mistake_in_a_stack_is_reported_where_it_stands(space: Space, text: str, said: str, fix: str) -> None:
     stack(space, text)
     with pytest.raises(Invalid) as caught:
         settings.load(space.root, {"XDG_CONFIG_HOME": "/nowhere"})

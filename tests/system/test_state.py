@@ -74,7 +74,7 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly_and_it_starts_over(sp
     assert "NO CHECKPOINT CAN BE USED, starting over: step-3 is passed over: it is empty; step-2" in said, said
 
 
-def test_a_training_that_trains_again_what_it_had_is_told_of(space: Space) -> None:
+def test_a_training_that_trains_again_what_it_had_is_reported(space: Space) -> None:
     training(space)
     space.write(
         "train.py", TRAIN.replace("pathlib.Path(out)", "open(os.environ['RECIPE_METRICS'], 'w').write('{\"step\": 1}\\n')\npathlib.Path(out)")

@@ -83,7 +83,7 @@ def checkpoint(request: pytest.FixtureRequest, saved: Path, tmp_path: Path) -> P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_they_save_is_whole_and_told_apart(kind: str, saved: Path) -> None:
+def test_what_they_save_is_whole_and_distinct(kind: str, saved: Path) -> None:
     name, world = KINDS[kind]
     verdict = examine(saved / name, thorough=True)
     assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.world) == (True, "", NAMED.get(kind, kind), 2, world)

@@ -285,7 +285,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
     asyncio.run(story())
 
 
-def test_what_is_there_is_told_with_its_times(tmp_path: Path) -> None:
+def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "a state" / "ckpt"

@@ -486,7 +486,7 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monk
     go(check)
 
 
-def test_progress_is_told_and_ends_with_all(go: Go) -> None:
+def test_progress_is_reported_and_ends_with_all(go: Go) -> None:
     async def check(town: Town) -> None:
         told: list[Progress] = []
         town.host_store = town.another(progress=told.append, name="box")
@@ -528,7 +528,7 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
     go(check)
 
 
-def test_what_is_no_output_is_told_in_words(go: Go) -> None:
+def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
     async def check(town: Town) -> None:
         path = await town.attempt()
         for name in ("out", "pipes", "links"):
@@ -568,7 +568,7 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
     go(check)
 
 
-def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: Go) -> None:
+def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> None:
     async def check(town: Town) -> None:
         paths = [town.place / name for name in ("used", "kept", "forgotten", "young")]
         for path in paths:
@@ -590,7 +590,7 @@ def test_a_sweep_takes_what_nobody_asked_for_and_leaves_what_attempts_need(go: G
     go(check)
 
 
-def test_a_sweep_takes_states_that_nobody_wrote_to_and_none_while_an_attempt_is_there(go: Go) -> None:
+def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt_is_there(go: Go) -> None:
     async def check(town: Town) -> None:
         root = town.place / "there"
         for name in ("old", "young"):
@@ -657,7 +657,7 @@ def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_
 
 
 @pytest.mark.parametrize("shape", ["tree", "file"])
-def test_a_disk_that_fills_up_there_is_told_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
+def test_a_disk_that_fills_up_there_is_reported_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
     async def check(town: Town) -> None:
         town.host_store = town.another("small/there", name="box")
         town.host_store.chunk = 64 << 10
@@ -687,7 +687,7 @@ def test_a_disk_that_fills_up_there_is_told_and_what_arrived_is_used_later(go: G
     go(check)
 
 
-def test_a_disk_that_is_full_here_is_told(go: Go, small_disk: Path) -> None:
+def test_a_disk_that_is_full_here_is_reported(go: Go, small_disk: Path) -> None:
     async def check(town: Town) -> None:
         path = await town.attempt()
         (path / "big").write_bytes(os.urandom(5_000_000))

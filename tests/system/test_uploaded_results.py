@@ -99,7 +99,7 @@ def test_results_lie_under_their_own_names_and_a_manifest_that_was_written_last_
     assert [path.rpartition("/")[2] for path in last] == ["_RECIPE.json", "latest.json"]
 
 
-def test_a_run_without_anything_to_do_asks_nobody(place: Place) -> None:
+def test_a_run_without_anything_to_do_sends_no_request(place: Place) -> None:
     assert place.up()[0] == 0
     place.proxy.requests.clear()
     assert place.up()[0] == 0

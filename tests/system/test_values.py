@@ -38,7 +38,7 @@ def test_a_part_of_an_object_is_set_whatever_gives_the_rest(space: Space) -> Non
     assert space.read("o.txt") == '1 1 x {"new": {"deep": [1]}, "optim": {"eps": 1e-08, "name": "sgd"}, "seed": 1} small\n'
 
 
-def test_every_mistake_in_values_is_told_at_once_with_its_file(space: Space) -> None:
+def test_every_mistake_in_values_is_reported_at_once_with_its_file(space: Space) -> None:
     space.recipe(RECIPE)
     space.write("a.yaml", "learning: 1\nrank: many\nlr.x: 1\n")
     code, _, said = space.command("plan", "-i", "a.yaml", "--set", "extra.seed.deeper=1", "--preset", "smal,quick")
@@ -55,7 +55,7 @@ def test_every_mistake_in_values_is_told_at_once_with_its_file(space: Space) -> 
         assert words in said, said
 
 
-def test_files_that_are_no_values_are_told_together(space: Space) -> None:
+def test_files_that_are_no_values_are_reported_together(space: Space) -> None:
     space.recipe(RECIPE)
     space.write("a.yaml", "- lr\n")
     space.write("b.json", "{")

@@ -72,7 +72,7 @@ def test_a_misspelt_setting_is_refused_before_anything_is_asked(space: Space, ma
         ("gpu=", "gpus: 1, disk: 900 TB", ("less disk",)),
     ],
 )
-def test_what_nobody_offers_is_refused_with_why_and_rents_nothing(
+def test_what_no_provider_offers_is_refused_with_why_and_rents_nothing(
     space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch, where: str, resources: str, words: tuple[str, ...]
 ) -> None:
     rents(space, market, monkeypatch)

@@ -44,7 +44,7 @@ def test_a_run_on_a_rented_machine_makes_what_a_run_here_makes(space: Space, rea
     assert shelf["bytes_home"] == made and offer["usd"] == pytest.approx(offer["usd_an_hour"] * shelf["hours"] + offer["usd_of_egress"])
 
 
-def test_a_machine_with_our_mark_that_no_ledger_knows_is_told_with_its_cost_and_ended_when_asked(
+def test_a_machine_with_our_mark_that_no_ledger_knows_is_reported_with_its_cost_and_ended_when_asked(
     space: Space, real: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rents(space, real, monkeypatch)
@@ -172,7 +172,7 @@ async def said(host: Host, script: str) -> str:
     return b"".join([data async for data in host.call(("sh", "-c", script))]).decode()
 
 
-def test_a_machine_ends_itself_when_its_time_is_over_though_nobody_asks(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_ends_itself_when_its_time_is_over_without_a_request(real: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(driver: Vastai, lease: Lease) -> None:
         async with asyncio.timeout(30):
             while lease in await driver.leases():  # noqa: ASYNC110

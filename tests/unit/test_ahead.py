@@ -44,7 +44,7 @@ async def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _made(monkeypatch: pytest.MonkeyPatch, interrupts: bool = False) -> Slow:
-    for name in ("Standing", "Closing"):  # the protocols have the methods of a whole driver
+    for name in ("Connecting", "Closing"):  # the protocols have the methods of a whole driver
         monkeypatch.setattr(f"runner.hosts.ahead.{name}", Slow)
     return Slow(interrupts)
 

@@ -189,7 +189,7 @@ def test_a_cycle_is_printed_as_it_goes_round(steps: str, path: str) -> None:
     assert found.code == "cycle" and path in found.message and pointed(found) == "a"
 
 
-def test_every_unknown_name_is_told_with_its_place_and_what_was_meant() -> None:
+def test_every_unknown_name_is_reported_with_its_place_and_what_was_meant() -> None:
     found = problems("""
 inputs: {epochs: {type: integer, default: 1}}
 steps:
@@ -237,7 +237,7 @@ steps:
     assert found.code == "two-makers" and '"a"' in found.message and '"b"' in found.message
 
 
-def test_instances_that_make_one_path_are_told_which_axis_is_missing() -> None:
+def test_instances_that_make_one_path_are_reported_with_the_axis_that_is_missing() -> None:
     found = problem("""
 steps:
   a: {matrix: {lr: [1, 2], lr2: [1, 2]}, run: x, outputs: {o: "m-{{ matrix.lr2 }}.bin"}}
@@ -254,7 +254,7 @@ steps:
         ("run: 'true'\n    files: {a.txt: 'a{{ inputs.note }}'}", "inputs.note is null here"),
     ],
 )
-def test_null_in_a_text_is_told_before_anything_runs(leaf: str, name: str) -> None:
+def test_null_in_a_text_is_reported_before_anything_runs(leaf: str, name: str) -> None:
     text = f"inputs: {{note: {{type: string, required: false}}}}\nsteps:\n  one:\n    state: {{s: {{checkpoint: c-*}}}}\n    {leaf}\n"
     assert name in problem(text).message
     if "note" in name:
@@ -695,7 +695,7 @@ def test_a_plan_survives_its_text() -> None:
     assert again.nodes == found.nodes and again.specs() == found.specs() and again.publish == found.publish
 
 
-def test_a_value_that_no_shell_can_take_is_told_before_anything_runs() -> None:
+def test_a_value_that_no_shell_can_take_is_reported_before_anything_runs() -> None:
     found = problem("""
 inputs: {n: {type: integer, default: 1}}
 steps: {a: {matrix: {k: [1, 2]}, run: "echo '{{ inputs.n }}'"}}
@@ -703,7 +703,7 @@ steps: {a: {matrix: {k: [1, 2]}, run: "echo '{{ inputs.n }}'"}}
     assert "single quotes" in found.message and found.fix == "use double quotes" and "inputs.n" in pointed(found)
 
 
-def test_a_script_whose_expression_is_none_is_told_once_with_its_place() -> None:
+def test_a_script_whose_expression_is_none_is_reported_once_with_its_place() -> None:
     found = problem("steps: {a: {run: 'echo {{ [1, 2 }}', outputs: {o: o}}}")
     assert found.message == "this `[` is never closed"
     assert pointed(found) == "["

@@ -83,7 +83,7 @@ def test_terminated_is_stopped_and_billed_and_what_was_deleted_is_not_found() ->
     assert account.of("a", method="GET").status == 404
 
 
-def test_a_preemption_has_a_notice_and_is_told_from_a_stop_by_its_operation() -> None:
+def test_a_preemption_has_a_notice_and_is_distinguished_from_a_stop_by_its_operation() -> None:
     account = GcpAccount("boot=5")
     account.insert(account.gpu_instance("a", provisioningModel="SPOT", instanceTerminationAction="STOP"))
     account.wait(10)

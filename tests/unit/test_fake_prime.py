@@ -45,7 +45,7 @@ def test_the_status_of_several_pods_is_asked_at_once_and_leaves_out_what_is_gone
     assert [row["podId"] for row in account.data(reply)["data"]] == [other]
 
 
-def test_no_capacity_a_high_price_and_a_wrong_body_are_told_apart() -> None:
+def test_no_capacity_a_high_price_and_a_wrong_body_are_distinguished() -> None:
     account = PrimeAccount("taken@create=once")
     offer = account.offers()[0]
     none = account.rent(offer, "a")

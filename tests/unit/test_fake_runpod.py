@@ -15,7 +15,7 @@ from tests.fake_accounts import RunpodAccount
 from tests.tools import published_schemas
 
 
-def test_no_capacity_and_a_wrong_body_are_told_apart_by_their_status_alone() -> None:
+def test_no_capacity_and_a_wrong_body_are_distinguished_by_their_status_alone() -> None:
     account = RunpodAccount("taken=1")
     none, wrong = account.rent("a", account.gpu()), account.rent("a", account.gpu(), colour="red")
     assert (none.status, wrong.status) == (400, 422)

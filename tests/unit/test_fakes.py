@@ -169,7 +169,7 @@ def test_an_empty_account_stops_what_runs(kind: type[Account]) -> None:
 
 
 @EVERY
-def test_no_key_and_a_refused_key_are_told_apart_from_what_is_not_there(kind: type[Account]) -> None:
+def test_no_key_and_a_refused_key_are_distinguished_from_what_is_not_there(kind: type[Account]) -> None:
     account = kind()
     route = account.world.routes[0]
     if route.operation not in account.world.open:

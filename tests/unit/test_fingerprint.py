@@ -27,7 +27,7 @@ def image(author: dict[str, Any], world: list[list[object]]) -> dict[str, object
 
 @given(AUTHORS, WORLDS, AUTHORS, WORLDS)
 @example({"reads": {}}, [("value", "a", False)], {"reads": {"a": None}}, [("value", "a", False)])
-def test_what_differs_is_told_and_what_is_told_differs(one: dict[str, Any], here: Any, other: dict[str, Any], there: Any) -> None:
+def test_what_differs_is_reported_and_what_is_reported_differs(one: dict[str, Any], here: Any, other: dict[str, Any], there: Any) -> None:
     first, second = [list(e) for e in here], [list(e) for e in there]
     same = key(author_digest(one), first) == key(author_digest(other), second)
     told = explain(image(one, first), image(other, second))
@@ -67,7 +67,7 @@ def test_what_has_no_canonical_form_has_no_key(value: object) -> None:
         author_digest({"run": value})
 
 
-def test_changes_are_told_in_words() -> None:
+def test_changes_are_reported_in_words() -> None:
     before = image({"run": ["a"], "reads": {"inputs.lr": 1}, "env": {"A": "1"}}, [["file", "d", "f:1"], ["file", "gone", "f:1"]])
     after = image({"run": ["b"], "reads": {"inputs.lr": 2}, "env": {"A": "1", "B": "x" * 99}}, [["file", "d", "f:2"]])
     told = [str(change) for change in explain(before, after)]
@@ -78,7 +78,7 @@ def test_changes_are_told_in_words() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False), (None, "None"), ([], {}), ({}, None)])
-def test_values_that_look_alike_are_told_apart(one: object, other: object) -> None:
+def test_values_that_look_alike_are_distinguished(one: object, other: object) -> None:
     (change,) = explain(image({"reads": {"inputs.x": one}}, []), image({"reads": {"inputs.x": other}}, []))
     assert change.part == "inputs.x"
 

@@ -45,7 +45,7 @@ def test_each_gpu_is_found_by_each_of_its_names_and_no_name_means_two() -> None:
         assert 0.9 < gpu.usable / (gpu.memory * 1e9) < 1.1
 
 
-def test_a_gpu_without_figures_is_told_with_those_near() -> None:
+def test_a_gpu_without_figures_is_reported_with_those_near() -> None:
     with pytest.raises(NotFound) as caught:
         figures().find("rtx409")
     assert "rtx4090" in caught.value.fix

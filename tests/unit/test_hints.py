@@ -56,7 +56,7 @@ def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None
 
 
 @pytest.mark.parametrize("log", ["torch.OutOfMemoryError: CUDA out of memory. Tried to", "RuntimeError: CUDA error: out of memory"])
-def test_a_full_gpu_is_told_from_a_full_machine(log: str) -> None:
+def test_a_full_gpu_is_distinguished_from_a_full_machine(log: str) -> None:
     assert hint(log).startswith("the GPU's memory is full")
     assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {})
 

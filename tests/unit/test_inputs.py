@@ -151,11 +151,11 @@ def test_a_value_has_the_type_of_its_input(name: str, text: object, value: objec
         ("step_asked", "3", 'demo@1 has no input "step_asked" (did you mean "steps_asked"?)'),
     ],
 )
-def test_a_wrong_value_is_told_in_a_sentence(name: str, text: object, message: str) -> None:
+def test_a_wrong_value_is_reported_in_a_sentence(name: str, text: object, message: str) -> None:
     assert problems(**{name: text}) == [f"error: {message}"]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(problems("smok", {}, lr="x", fast="x", nope="1")) == 5
 
 

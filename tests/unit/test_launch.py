@@ -44,7 +44,7 @@ def test_a_tree_is_written_in_the_form_of_its_suffix() -> None:
         render(step(files={"a.ini": tree}), SCOPE, python="python")
 
 
-def test_accelerate_is_told_the_world_and_asserts_it() -> None:
+def test_accelerate_is_given_the_world_and_asserts_it() -> None:
     made = render(
         step(run=None, accelerate={"script": "t.py", "processes": 2, "args": {"n": "{{ inputs.n }}", "off": False}}), SCOPE, python="python"
     )

@@ -184,7 +184,7 @@ def test_a_machine_that_is_gone_or_never_comes_up_is_given_back(tmp_path: Path) 
     assert alive(tmp_path) == 0
 
 
-def test_a_machine_that_takes_long_to_come_up_is_told_once_and_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW", 0.0)
 
     async def act(leases: Leases) -> None:
@@ -253,7 +253,7 @@ def test_a_kill_anywhere_leaves_a_machine_that_the_ledger_knows(tmp_path: Path, 
     assert [what for what, _ in provider(tmp_path)] == (["created", "destroyed"] if point != "lease-intended" else [])
 
 
-def test_only_what_nobody_can_want_any_more_is_ended_by_itself() -> None:
+def test_only_what_no_run_can_need_is_ended_by_itself() -> None:
     now = time.time()
     row = LeaseRow("k", "loopback", "r", "/ws", {}, "h", "UP", {}, now + 60, 1.0)
     assert not fate(row, "live", now).end and not fate(row._replace(state="RELEASING"), "live", now).end

@@ -215,7 +215,7 @@ def test_what_runs_measured_corrects_and_narrows() -> None:
         ({**TINY, "model_type": "llama", "num_attention_heads": 0}, "no number of heads"),
     ],
 )
-def test_a_config_that_does_not_say_enough_is_told(config: dict[str, Any], words: str) -> None:
+def test_a_config_that_does_not_say_enough_is_reported(config: dict[str, Any], words: str) -> None:
     with pytest.raises(Unknown, match=words):
         read(config)
 
@@ -225,7 +225,7 @@ def test_the_language_half_of_a_model_that_sees_is_what_counts() -> None:
     assert read({"model_type": "gemma3", "text_config": text, "vision_config": {}}).parameters == read(text).parameters
 
 
-def test_an_optimizer_without_figures_is_told() -> None:
+def test_an_optimizer_without_figures_is_reported() -> None:
     with pytest.raises(Unknown, match="prodigy"):
         estimate(MODEL, Training(optimizer="prodigy"))
 

@@ -29,7 +29,7 @@ def test_a_pattern_finds_its_named_groups_in_the_last_line_that_matches(tmp_path
     }
 
 
-def test_the_first_step_that_was_told_is_found_behind_lines_that_tell_none(tmp_path: Path) -> None:
+def test_the_first_step_that_was_reported_is_found_behind_lines_without_one(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.write_bytes(b'{"eval_loss": 3}\nnoise\n{"step": 7, "loss": 2}\n{"step": 8}\n')
     assert metrics.first_step(path) == 7

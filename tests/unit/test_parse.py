@@ -27,7 +27,7 @@ def problems(text: str, name: str = "r.yaml") -> list[str]:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_problem_of_a_file_is_told_where_it_is(path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_where_it_is(path: Path) -> None:
     assert problems(path.read_text("utf-8"), path.name) == path.with_suffix(".txt").read_text("utf-8").splitlines()
 
 
@@ -121,7 +121,7 @@ def test_a_file_and_its_recipe_have_one_name() -> None:
     ]
 
 
-def test_problems_of_shape_and_of_meaning_are_told_together() -> None:
+def test_problems_of_shape_and_of_meaning_are_reported_together() -> None:
     text = "recipe: a@1\nsummry: x\nsteps:\n  a: {run: [echo], needs: [bb], timeout: 3}\n  b: {run: [echo], secrets: [t]}\n"
     assert [line.split(" error: ")[0] for line in problems(text)] == ["r.yaml:2:1:", "r.yaml:4:28:", "r.yaml:4:42:", "r.yaml:5:30:"]
 

@@ -113,7 +113,7 @@ def test_a_machine_does_for_what_is_not_more_than_it_has(have: int, need: int) -
     assert not machine.enough(Resources(), Wish(Need(gpu="H100")))
 
 
-def test_a_python_that_makes_no_environments_is_told_and_uv_does_not_make_them() -> None:
+def test_a_python_that_makes_no_environments_is_reported_and_uv_does_not_make_them() -> None:
     told = without(b"venv=") + b"tool=uv /usr/bin/uv\n"
     assert [finding.advice for finding in of("venv", told)] == ["install python3-venv for recipes that declare packages"]
     assert of("venv", WHOLE) == []

@@ -98,7 +98,7 @@ def test_a_node_that_cannot_listen_is_named(tmp_path: Path) -> None:
         asyncio.run(meet([node("a"), node("b", "/bin/echo")]))
 
 
-def test_the_first_to_fail_is_told_by_our_clock_and_is_not_one_that_we_stopped() -> None:
+def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopped() -> None:
     stopped, early, late = Exit(None, reason="stopped", ended=1.0), Exit(1, ended=50.0), Exit(1, ended=60.0)
     assert _first({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
     assert _first({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1

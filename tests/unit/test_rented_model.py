@@ -31,7 +31,7 @@ from runner.errors import CannotRun, RecipeError
 from runner.hosts import reaper
 from runner.hosts.leases import Leases
 from runner.hosts.money import leave_at
-from runner.hosts.reaper import Standing, end
+from runner.hosts.reaper import RunStatus, end
 from runner.storage.ledger import LeaseRow, Ledger
 from tests.virtual import SETTLES, ModelWeb, Virtual, driver, market, virtual
 
@@ -67,7 +67,7 @@ class Schedule:
         self.ledger = Ledger.open(Path("/nowhere"), read_only=True)  # in memory
         self.wire, self.leases, self.installation = wire, leases, installation
         self.runs: dict[str, str] = {}  # of each lease
-        self.standing: dict[str, Standing] = {}
+        self.run_status: dict[str, RunStatus] = {}
         self.limit = self.luck.choice((None, None, 0.02, 0.1))
         self.jumps = self.limit is None and self.luck.random() < 0.3
         self.few = self.luck.random() < 0.2
@@ -108,8 +108,8 @@ class Schedule:
 
     def heard(self, before: str, row: LeaseRow) -> None:
         """A lease has moved."""
-        if row.state == "RELEASING" and self.standing.get(row.run) in ("live", "dead") and row.reason in (OVER, WAS_GIVEN_BACK):
-            self.wrong.append(f"{row.key} of {row.run} is ended, and its run is {self.standing[row.run]}: {row.reason}")
+        if row.state == "RELEASING" and self.run_status.get(row.run) in ("live", "dead") and row.reason in (OVER, WAS_GIVEN_BACK):
+            self.wrong.append(f"{row.key} of {row.run} is ended, and its run is {self.run_status[row.run]}: {row.reason}")
 
     async def tidy(self, leases: Leases) -> None:
         """What a run does at its start, and every five minutes, with what other runs left."""
@@ -152,17 +152,17 @@ class Schedule:
             await asyncio.sleep(self.luck.uniform(0, 300))
             self.alone.setdefault(name, []).append((died, asyncio.get_running_loop().time()))
         await self._killed(name, 7200)
-        self.standing[name] = "over"
+        self.run_status[name] = "over"
         self.alone.setdefault(name, []).append((asyncio.get_running_loop().time(), math.inf))
 
     async def _killed(self, name: str, after: float) -> None:
-        self.standing[name] = "live"
+        self.run_status[name] = "live"
         task = asyncio.ensure_future(self.work(name))
         await asyncio.wait({task}, timeout=after)
         task.cancel()
         with suppress(asyncio.CancelledError, DriverError, RecipeError):
             await task
-        self.standing[name] = "dead"
+        self.run_status[name] = "dead"
 
     async def jump(self, loop: Virtual) -> None:
         """Set the clock of this machine, until cancelled: by some hours, or minutes, either way."""
@@ -175,7 +175,7 @@ class Schedule:
         assert isinstance(loop, Virtual)
         jumping = asyncio.ensure_future(self.jump(loop))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(reaper, "standing", lambda row, _environ: self.standing.get(row.run, "gone"))
+            patched.setattr(reaper, "run_status", lambda row, _environ: self.run_status.get(row.run, "gone"))
             await asyncio.gather(self.run("one"), self.run("two"))
         jumping.cancel()
         self.world.faults[:] = [fault for fault in self.world.faults if fault.name in ("late", "boot", "foreign", "balance")]

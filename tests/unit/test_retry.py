@@ -68,7 +68,7 @@ def test_a_policy_may_take_its_wait_from_the_error(tried: Tried) -> None:
     assert tried(failing(OSError(7), OSError(3)), lambda error, _: float(error.args[0])) == ("done", [7.0, 3.0])
 
 
-def test_each_further_try_is_told_and_none_after_the_last() -> None:
+def test_each_further_try_is_reported_and_none_after_the_last() -> None:
     told: list[Exception] = []
     first, last = OSError("first"), OSError("last")
     with pytest.raises(OSError, match="last"):

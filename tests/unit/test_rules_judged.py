@@ -139,7 +139,7 @@ rules:
         ("rules:", "rule:", 'the file has no key "rule"'),
     ],
 )
-def test_what_is_wrong_with_a_file_of_rules_is_told_with_its_line(old: str, new: str, words: str) -> None:
+def test_what_is_wrong_with_a_file_of_rules_is_reported_with_its_line(old: str, new: str, words: str) -> None:
     assert rule_files.faults(document.parse(FILE, "gotchas.yaml")) == []
     found = rule_files.faults(document.parse(FILE.replace(old, new), "gotchas.yaml"))
     assert any(words in problem.message for problem in found), [str(problem) for problem in found]

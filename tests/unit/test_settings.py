@@ -109,7 +109,7 @@ def test_all_mistakes_of_both_files_come_at_once(root: Path, user: Path) -> None
     assert [p.where.path.rpartition("/")[2] for p in caught.value.problems if p.where] == ["recipe.toml", "recipe.toml", "config.toml"]
 
 
-def test_a_file_that_is_not_text_is_told(root: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(root: Path) -> None:
     (root / "recipe.toml").write_bytes(b'store = "\xff"\n')
     with pytest.raises(Invalid, match="not UTF-8"):
         loaded(root)

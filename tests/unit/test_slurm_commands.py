@@ -43,7 +43,7 @@ def test_what_slurm_complains_of_says_what_to_do(program: str, words: str, kind:
     [("PartitionConfig", True), ("AssocGrpGRES", True), ("QOSMaxWallDurationPerJobLimit", True), ("ReqNodeNotAvail, UnavailableNodes:n1", True),
      ("Resources", False), ("Priority", False), ("None", False)],
 )  # fmt: skip
-def test_a_reason_that_does_not_pass_is_told_from_one_that_does(reason: str, never: bool) -> None:
+def test_a_reason_that_does_not_pass_is_distinguished_from_one_that_does(reason: str, never: bool) -> None:
     assert bool(commands.hopeless(reason)) is never
 
 

@@ -36,7 +36,7 @@ def test_a_commit_needs_no_lock_and_no_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
-def test_a_damaged_lock_is_told(tmp_path: Path, text: str) -> None:
+def test_a_damaged_lock_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "recipe.lock").write_text(text)
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match=r"recipe\.lock cannot be read"):
         sources.resolve(ws, "hf", "hf://org/name", update=False)

@@ -55,7 +55,7 @@ def test_included_files_count_where_they_stand_in_their_block(config: Path, tmp_
     assert said("included", config, tmp_path).host == ""  # the Include stands in the block of `other`
 
 
-def test_no_file_says_nothing_and_a_port_that_is_none_is_told(tmp_path: Path) -> None:
+def test_no_file_says_nothing_and_a_port_that_is_none_is_reported(tmp_path: Path) -> None:
     assert said("box", tmp_path / "none", tmp_path) == Said()
     (tmp_path / "config").write_text("Port ssh\n")
     with pytest.raises(ValueError, match='"ssh" is not a port'):

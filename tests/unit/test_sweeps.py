@@ -81,7 +81,7 @@ def test_more_draws_with_the_same_seed_hold_those_of_fewer() -> None:
     assert "when" not in written(drafted(draws=100))["steps"]["demo"] and drafted(draws=2).instances == 2
 
 
-def test_every_mistake_of_a_sweep_is_told_at_once() -> None:
+def test_every_mistake_of_a_sweep_is_reported_at_once() -> None:
     found = "\n".join(problems(given={"lr": "0.1,-1,x", "rank": "4,,8", "learning": "1,2", "base": "a/b,a/b"}, preset="smoky", metric="los"))
     for words in (
         '"lr" must be more than 0, not -1',
@@ -115,7 +115,7 @@ def test_a_range_is_looked_through_and_the_trials_are_read_back() -> None:
     parse.recipe(document.parse(text, "sweep.yaml"))
 
 
-def test_every_mistake_of_a_range_is_told_at_once() -> None:
+def test_every_mistake_of_a_range_is_reported_at_once() -> None:
     with pytest.raises(Invalid) as caught:
         sweeps.space(DEMO, {"lr": "-1..x", "rank": "9..4:log", "data": "d"}, metric="los")
     found = "\n".join(map(str, caught.value.problems))

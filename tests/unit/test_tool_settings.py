@@ -50,7 +50,7 @@ def test_an_accelerate_block_is_read_as_it_is_started() -> None:
     assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
 
 
-def test_what_an_accelerate_block_says_of_precision_is_told() -> None:
+def test_what_an_accelerate_block_says_of_precision_is_reported() -> None:
     found = told(step(accelerate={"module": "a.train", "mixed_precision": "{{ inputs.kind }}", "args": ["--lr", "1"]}), kind="fp16")
     assert (found["mixed_precision"], found["lr"]) == ("fp16", 1)
     assert found.told("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
     assert found.told("lora.rank").origin == Origin("file", "model.lora.rank", "config.yaml")  # type: ignore[union-attr]
 
 
-def test_what_the_program_is_told_wins_over_what_an_input_is_called() -> None:
+def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:
     line = of_words(words(step(["t", "--max_train_steps", "10"]), scope()))
     found = Settings([*line, *of_inputs({"max_steps": 99, "save_steps": 3, "vae": None, "set": {"a.b": 1}})], NAMES)
     assert found["max_steps"] == 99, "our own name is looked up first"

@@ -273,7 +273,7 @@ def _control(place: Place, args: argparse.Namespace) -> int:
 def _fetch(place: Place, args: argparse.Namespace) -> int:
     run = find(place, args.run)
     now = run.status()
-    folder = Path(args.standing.typed(str(args.out))) if args.out is not None else Path("out") / now.recipe / run.id
+    folder = Path(args.location.typed(str(args.out))) if args.out is not None else Path("out") / now.recipe / run.id
     folder = args.workspace / folder
     paths = run.download(folder, overwrite=args.overwrite)
     names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}

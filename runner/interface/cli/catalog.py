@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     known = [(entry.id, entry.summary, entry) for entry in library.entries()]
-    here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.standing.here)]
+    here = [(f"./{entry.path.name}", entry.summary, entry) for entry in library.beside(args.location.here)]
     wrong = library.faults()
     if args.json:
         rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [(e.id, n, s, "folder") for n, s, e in here]
@@ -83,7 +83,7 @@ def _validate(args: argparse.Namespace) -> int:
             if name == "-":
                 mine = validation.read(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given)
             else:
-                meant = library.meant(args.standing, name if names else None)
+                meant = library.meant(args.location, name if names else None)
                 path = library.find(meant, args.workspace)
                 mine = validation.file(Path(beside(str(path))), args.workspace, given, own=is_path(meant))
         except NotFound as error:
@@ -114,7 +114,7 @@ def write_schema(workspace: Path) -> Path:
 
 def _schema(args: argparse.Namespace) -> int:
     if args.write:
-        print(os.path.relpath(write_schema(args.workspace), args.standing.here))
+        print(os.path.relpath(write_schema(args.workspace), args.location.here))
         return 0
     text = library.schema_text()
     if args.markdown:

@@ -13,7 +13,7 @@ from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ...execution.session import look
 from ...execution.terms import request_of_run
 from ...language import library
-from ...paths import Standing, is_path
+from ...paths import Location, is_path
 from ...planning.ids import names
 from ...storage.runs import Wanted
 from ...storage.store import home
@@ -76,13 +76,13 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
     words, typed = told_apart(args.words)
     given, origins = values_of(args, typed)
-    names = [library.meant(args.standing, word) for word in words]
+    names = [library.meant(args.location, word) for word in words]
     if args.file is not None:
-        names.insert(0, library.path(args.standing, args.file))
-    out, current, folders = published_below(args), args.python == "current", args.standing.folders(given)
+        names.insert(0, library.path(args.location, args.file))
+    out, current, folders = published_below(args), args.python == "current", args.location.folders(given)
     if names:
         return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
-    last = _last(ws) or Request(library.meant(args.standing, None))
+    last = _last(ws) or Request(library.meant(args.location, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
     return [
         Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins, nodes=last.nodes)
@@ -123,7 +123,7 @@ def find_run(store: Store, word: str) -> RunRow:
     raise NotFound(f'there is no run "{word}"', fix=did_you_mean(word, [*near, "last"]) or "`recipe runs` lists them")
 
 
-def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
+def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
     """The recipe of runs here that a word names: its id, its name, its file; without a word that of the last run.  Raises NotFound, Invalid."""
     versions: list[str] = []
     newest = ws.store.runs.latest(last=1)
@@ -141,7 +141,7 @@ def recipe_of(ws: Workspace, standing: Standing, word: str | None) -> str:
         with suppress(NotFound):
             from ...language import parse
 
-            versions = [id for id in known if id == parse.load(library.find(library.meant(standing, word), standing.root)).id]
+            versions = [id for id in known if id == parse.load(library.find(library.meant(location, word), location.root)).id]
     if not versions:
         raise NotFound(f"no recipe {word} was run here", fix=did_you_mean(word, known) or f"these were: {', '.join(known[:10])}")
     return versions[0]

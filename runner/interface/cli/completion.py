@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import RecipeError
-from ...paths import Standing, is_path, standing
+from ...paths import Location, is_path, location
 from .verbs import VERBS, parser_of
 
 _SCRIPTS: Final = {
@@ -153,7 +153,7 @@ def _values(verb: str, action: argparse.Action, flag: str, word: str, before: li
         yield from _starting(word, extensions.drivers(""))
 
 
-def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Standing) -> Iterator[str]:
+def _words(verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location) -> Iterator[str]:
     """What may stand without a flag: recipes, inputs of the one that is named, steps, choices."""
     places = [action for action in parser._actions if not action.option_strings]
     choice = next((action.choices for action in places if action.choices is not None), None)
@@ -199,7 +199,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 # -- the recipe that is meant ----------------------------------------------------------------------------------------------------------------------
 
 
-def _recipe(words: Sequence[str], place: Standing) -> Any:
+def _recipe(words: Sequence[str], place: Location) -> Any:
     """The content of the recipe that is named, whatever is wrong with it; an empty mapping where it cannot be read."""
     from ...language import document, library
 
@@ -231,9 +231,9 @@ def _meaning(spec: Any) -> str:
     return " ".join(str(spec.get("doc") or spec.get("type") or "").split()) if isinstance(spec, dict) else ""
 
 
-def _standing(words: Sequence[str]) -> Standing:
+def _standing(words: Sequence[str]) -> Location:
     given = next((word for before, word in pairwise(words) if before == "-C"), None)
-    return standing(os.environ) if given is None else Standing(Path(given).expanduser())
+    return location(os.environ) if given is None else Location(Path(given).expanduser())
 
 
 def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:

@@ -92,7 +92,7 @@ def request_of(args: argparse.Namespace) -> Any:
     if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
         words.insert(0, name)
         name = None
-    recipe = library.path(args.standing, args.file) if args.file is not None else library.meant(args.standing, name)
+    recipe = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, name)
     bad = [word for word in words if "=" not in word]
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
@@ -101,8 +101,8 @@ def request_of(args: argparse.Namespace) -> Any:
         from ...language import parse
         from .. import pod
 
-        given = pod.inputs(parse.load(library.find(recipe, args.standing.root)), os.environ) | given
-    out, folders = published_below(args), args.standing.folders(given)
+        given = pod.inputs(parse.load(library.find(recipe, args.location.root)), os.environ) | given
+    out, folders = published_below(args), args.location.folders(given)
     return Request(recipe, given, args.preset, out, args.python == "current", args.update, folders, origins, getattr(args, "nodes", 0))
 
 
@@ -155,13 +155,13 @@ def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[
         return words, {}
     from ...survey.values_files import values
 
-    read, origins = values([(name, args.standing.here / Path(name).expanduser()) for name in args.values_files])
+    read, origins = values([(name, args.location.here / Path(name).expanduser()) for name in args.values_files])
     return {**read, **words}, {name: origin for name, origin in origins.items() if name not in words}
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
     """The value of --out, from the workspace."""
-    return Path(args.standing.typed(str(args.out))) if isinstance(args.out, Path) else None
+    return Path(args.location.typed(str(args.out))) if isinstance(args.out, Path) else None
 
 
 def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     chosen = args.recipe is not None or args.failed or args.tag is not None
-    recipe = recipe_of(ws, args.standing, args.recipe) if args.recipe is not None else None
+    recipe = recipe_of(ws, args.location, args.recipe) if args.recipe is not None else None
     told: list[RunOverview] = []
     for last in (max(_NEAR, args.last), _ALL) if chosen else (args.last,):
         rows = ws.store.runs.latest(recipe=recipe, last=last)

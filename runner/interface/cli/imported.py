@@ -25,21 +25,21 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    source = args.standing.here / Path(args.file).expanduser()
+    source = args.location.here / Path(args.file).expanduser()
     value = _read(source, args.file)
     if isinstance(value.get("stages"), dict):
-        made = _dvc(_named(args.name or source.resolve().parent.name), source, value, args.standing.root)
+        made = _dvc(_named(args.name or source.resolve().parent.name), source, value, args.location.root)
     elif "run" in value and "steps" not in value:
-        made = _sky(_named(args.name or str(value.get("name") or source.stem)), source, value, args.standing.root)
+        made = _sky(_named(args.name or str(value.get("name") or source.stem)), source, value, args.location.root)
     else:
         words = f"{args.file} is neither a dvc.yaml with `stages` nor a task of SkyPilot with `run`"
         raise Invalid([Problem("bad-file", words, fix="name one that is")])
-    path = source.parent.relative_to(args.standing.here) if source.parent.is_relative_to(args.standing.here) else source.parent
+    path = source.parent.relative_to(args.location.here) if source.parent.is_relative_to(args.location.here) else source.parent
     target = path / f"{str(made.recipe['recipe']).partition('@')[0]}.yaml"
-    write(args.standing, target, {target.name: text_of(made, source.name)})
+    write(args.location, target, {target.name: text_of(made, source.name)})
     print(target)
     if not args.quiet:
-        _told(args.standing.here / target, target, made)
+        _told(args.location.here / target, target, made)
     return 0
 
 

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    here = args.standing.here
+    here = args.location.here
     names = [args.file] if args.file is not None else [name for name in _NAMES if (here / name).is_file()][:1]
     if not names:
         raise NotFound(f"there is none of {', '.join(_NAMES)} here", fix="name the file: recipe lock FILE")

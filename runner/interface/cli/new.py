@@ -17,7 +17,7 @@ from ...reading import whole
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
-    from ...paths import Standing
+    from ...paths import Location
     from ..drafting import Draft
     from ..script_hydra import Config
     from ..scripts import Script
@@ -41,28 +41,28 @@ def run(args: argparse.Namespace) -> int:
     elif args.inputs or args.preset is not None:
         raise Invalid([Problem("bad-input", "inputs and --preset say something with --from only", fix="add --from RECIPE --gpu NAME")])
     elif args.script is not None:
-        made = _drafted(args.standing, path, name, args.script)
+        made = _drafted(args.location, path, name, args.script)
         files, next_words = {path.name: made.text}, _after_draft(shown, made)
     else:
-        files = _scaffold(name, shown, _from_root(args.standing, path.parent / name))
+        files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
         next_words = [f"now: recipe run {shown} --preset smoke; then put your programs in the place of those in {name}/"]
-    written = write(args.standing, path, files)
+    written = write(args.location, path, files)
     print(shown)
     if not args.quiet:
         print("\n".join([f"written: {', '.join(written)}", *next_words]), file=sys.stderr)
     return 0
 
 
-def write(standing: Standing, path: Path, files: dict[str, str]) -> list[str]:
+def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
     """Write files, by their paths from the folder of the recipe `path`, whose first line then names the schema for editors.  All or nothing.
 
     Returns what was written, as shown to people.  Raises NotFound when one is there already, CannotRun when one cannot be written.
     """
-    folder = (standing.here / path).parent
+    folder = (location.here / path).parent
     for file in files:
         if os.path.lexists(folder / file):
             raise NotFound(f"{_shown(path.parent / file)} is there already, and is left as it is", fix="give another name")
-    root = Path(os.path.abspath(standing.root))
+    root = Path(os.path.abspath(location.root))
     home = Path(os.path.abspath(folder))
     base = root if home.is_relative_to(root) else home
     modeline = f"# yaml-language-server: $schema={os.path.relpath(base / SCHEMA, home)}\n"
@@ -101,9 +101,9 @@ def _shown(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
-def _from_root(standing: Standing, path: Path) -> str:
+def _from_root(location: Location, path: Path) -> str:
     """A path as recipes below the workspace name it; one elsewhere from its own folder."""
-    root, there = os.path.abspath(standing.root), os.path.abspath(standing.here / path)
+    root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
     return os.path.relpath(there, root) if f"{there}/".startswith(f"{root}/") else os.path.basename(there)
 
 
@@ -143,7 +143,7 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     ]
 
 
-def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft:
+def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft:
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
@@ -151,9 +151,9 @@ def _drafted(standing: Standing, recipe: Path, name: str, script: Path) -> Draft
     from ...survey.imports import followed, syntax_of
     from .. import drafting
 
-    home = Path(os.path.abspath(standing.here / recipe)).parent
-    home = root if home.is_relative_to(root := Path(os.path.abspath(standing.root))) else home
-    source = Path(os.path.abspath(standing.here / script))
+    home = Path(os.path.abspath(location.here / recipe)).parent
+    home = root if home.is_relative_to(root := Path(os.path.abspath(location.root))) else home
+    source = Path(os.path.abspath(location.here / script))
     if not source.is_file():
         raise NotFound(f"there is no file {script}", fix="name the Python program that trains")
     if not source.is_relative_to(home):

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     path = _there(ws, args)
-    out = None if args.out is None else ws.absolute(args.standing.typed(str(args.out)))
+    out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
     if out is not None and (out == path or path in out.parents):
         raise NotFound(f"{out} is in what is packed", fix="write the pack somewhere else")
     if path in ws.home.parents:
@@ -102,7 +102,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _there(ws: Workspace, args: argparse.Namespace) -> Path:
     """The dataset on this disk.  One that has an address is what its server has now; where that is here from before it is not fetched again."""
-    path = ws.absolute(args.standing.typed(args.path))
+    path = ws.absolute(args.location.typed(args.path))
     if path.exists():
         return path
     if "://" not in args.path:
@@ -174,7 +174,7 @@ def _many(count: int, word: str, plural: str = "") -> str:
 
 def _check(ws: Workspace, args: argparse.Namespace) -> int:
     """A written pack, against itself."""
-    folder = ws.absolute(args.standing.typed(args.verify))
+    folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
     with Bar(args, "checking") as bar:
         wrong = list(packed.faults(folder, pack, bar))
@@ -220,7 +220,7 @@ def _wanted(ws: Workspace, args: argparse.Namespace) -> tuple[Content, list[Entr
     word = args.verify
     if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
         return Content(word), input_manifests.known(ws, word) if word[0] == "t" else None
-    pack = packed.read(ws.absolute(args.standing.typed(word)))
+    pack = packed.read(ws.absolute(args.location.typed(word)))
     return pack.content, pack.manifest
 
 

@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with opened(args.workspace) as ws:
-        recipe = recipe_of(ws, args.standing, args.recipe)
+        recipe = recipe_of(ws, args.location, args.recipe)
         found = comparison.results(ws, recipe)
         chosen = comparison.selects(ws, recipe)
     if args.step is not None:

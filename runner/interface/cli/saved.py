@@ -130,7 +130,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
 def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     """Write the values into a file, and print the line that runs with it."""
     each = found[0]
-    target: Path = args.standing.root / (args.output or f"{each.name}.json")
+    target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
     if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
         raise CannotRun(f"{beside(str(target))} is there and differs", fix="another file: -o FILE; or --replace")

@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
         raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
-    if names and re.fullmatch(RUN, names[0]) and not os.path.lexists(args.standing.here / f"{names[0]}.yaml"):
+    if names and re.fullmatch(RUN, names[0]) and not os.path.lexists(args.location.here / f"{names[0]}.yaml"):
         return _run(args, names[0])
-    meant = library.meant(args.standing, names[0] if names else None)
+    meant = library.meant(args.location, names[0] if names else None)
     recipe = parse.load(path := library.find(meant, args.workspace))
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)

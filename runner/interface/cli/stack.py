@@ -70,7 +70,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
 
     async with stacks.kept(ws, stack) as leases:
         if args.action == "status":
-            print(_as_json(leases, await stacks.standing(leases)) if args.json else "\n".join(_lines(stack, leases, await stacks.standing(leases))))
+            print(_as_json(leases, await stacks.state_of(leases)) if args.json else "\n".join(_lines(stack, leases, await stacks.state_of(leases))))
             return 0
         if args.action == "ssh":
             return enter(f"the machine of {stack.name}", await stacks.host(leases), args.forwards, args.command)
@@ -108,7 +108,7 @@ def _shown(stack: Stack) -> list[str]:
     return lines + [f"  {name}: {value}" for name, value in told.items() if value]
 
 
-def _lines(stack: Stack, leases: KeptLeases, found: stacks.Standing) -> list[str]:
+def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[str]:
     """What a stack has, for people."""
     machine = found.machine
     if machine is None:
@@ -119,7 +119,7 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.Standing) -> list[str
     return [*words, f"  made {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
 
 
-def _as_json(leases: KeptLeases, found: stacks.Standing) -> str:
+def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
     """The same for programs."""
     machine = found.machine
     if machine is None:

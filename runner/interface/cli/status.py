@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(told["fresh"] for told in reports) else 1
 
 
-class StepStanding(TypedDict):
+class StepStatus(TypedDict):
     """A step that is not fresh, as `--json` prints it."""
 
     id: str
@@ -64,14 +64,14 @@ class StepStanding(TypedDict):
     reasons: list[str]
 
 
-class Standing(TypedDict):
+class RecipeStatus(TypedDict):
     """How things stand with one recipe, as `--json` prints it."""
 
     recipe: str
     title: str
     fresh: bool
     counts: dict[str, int]
-    steps: list[StepStanding]
+    steps: list[StepStatus]
     edited: list[str]
     stale: list[str]
 
@@ -89,12 +89,12 @@ class Begun(TypedDict):
     """Where else the numbers of its steps can be looked at."""
 
 
-def report(ws: Workspace, found: Survey) -> Standing:
+def report(ws: Workspace, found: Survey) -> RecipeStatus:
     """How things stand with one recipe."""
     counts: dict[str, int] = {}
     for verdict in found.verdicts:
         counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
-    steps: list[StepStanding] = []
+    steps: list[StepStatus] = []
     going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
     nodes = found.plan.nodes
     rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"])
@@ -127,7 +127,7 @@ def report(ws: Workspace, found: Survey) -> Standing:
     }
 
 
-def as_text(told: Standing, *, all: bool) -> list[str]:
+def as_text(told: RecipeStatus, *, all: bool) -> list[str]:
     counts = told["counts"]
     total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
     state = f"everything is fresh ({total})" if told["fresh"] else total

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     bad = [word for word in words if "=" not in word]
     if bad:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
-    meant = library.path(args.standing, args.file) if args.file is not None else library.meant(args.standing, args.recipe)
+    meant = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, args.recipe)
     source = library.find(meant, args.workspace)
     recipe = parse.load(source)
     given, origins = values_of(args, dict(word.split("=", 1) for word in words))
@@ -117,7 +117,7 @@ class _Asked(NamedTuple):
 
     def request(self, path: Path, fixed: Mapping[str, object]) -> Request:
         """What is asked of the recipe at `path`."""
-        out, folders = published_below(self.args) or Path("sweeps"), self.args.standing.folders(fixed)
+        out, folders = published_below(self.args) or Path("sweeps"), self.args.location.folders(fixed)
         recipe = f"./{path.relative_to(os.path.abspath(self.args.workspace))}"
         return Request(recipe, dict(fixed), self.args.preset, out, self.args.python == "current", self.args.update, folders)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ...errors import did_you_mean
-from ...paths import VERSION, Standing, standing
+from ...paths import VERSION, Location, location
 from .flags import RUN
 
 VERBS: Final[dict[str, tuple[str, str]]] = {
@@ -130,8 +130,8 @@ def run(words: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(words)
     args.line = [verb, *words]
     args.verb = verb
-    args.standing = standing(os.environ, words) if args.workspace is None else Standing(Path(args.workspace))
-    args.workspace = args.standing.root
+    args.location = location(os.environ, words) if args.workspace is None else Location(Path(args.workspace))
+    args.workspace = args.location.root
     if args.verbose or os.environ.get("RECIPE_LOG"):
         from ...logs import begin
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.paths import Standing, standing
+from runner.paths import Location, location
 
 
 @pytest.fixture
@@ -23,22 +23,22 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_nearest_folder_upwards_with_a_marker_is_the_workspace(inside: Path, marker: str) -> None:
     (inside.parents[1] / marker).touch()
     (inside.parents[2] / ".git").mkdir(exist_ok=True)
-    assert standing(os.environ) == (inside.parents[1], "src/pkg")
+    assert location(os.environ) == (inside.parents[1], "src/pkg")
 
 
 def test_the_current_folder_is_the_workspace_where_none_is_found(inside: Path) -> None:
-    assert standing(os.environ) == (inside, "")
+    assert location(os.environ) == (inside, "")
 
 
 def test_the_current_folder_comes_first(inside: Path) -> None:
     (inside / ".recipe").mkdir()
     (inside.parent / ".git").mkdir()
-    assert standing(os.environ) == (inside, "")
+    assert location(os.environ) == (inside, "")
 
 
 def test_home_is_no_workspace_by_its_marker_alone(inside: Path) -> None:
     (inside.parents[1] / ".git").mkdir()
-    assert standing({"HOME": str(inside.parents[1])}) == (inside, "")
+    assert location({"HOME": str(inside.parents[1])}) == (inside, "")
 
 
 def test_a_folder_in_which_all_users_may_write_is_no_workspace(inside: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_folder_in_which_all_users_may_write_is_no_workspace(inside: Path) -> 
     shared = inside.parents[1]
     (shared / "recipe.toml").touch()
     shared.chmod(0o1777)
-    assert standing(os.environ) == (inside, "")
+    assert location(os.environ) == (inside, "")
 
 
 def test_a_recipe_that_is_named_from_outside_brings_its_workspace(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_a_recipe_that_is_named_from_outside_brings_its_workspace(inside: Path, 
     (project / ".git").mkdir()
     (inside / "t.yaml").touch()
     monkeypatch.chdir(project.parent)
-    found = standing(os.environ, ["run", "project/src/pkg/t.yaml", "data=project/a.txt"])
+    found = location(os.environ, ["run", "project/src/pkg/t.yaml", "data=project/a.txt"])
     assert found == (project, "..") and found.typed("project/src/pkg/t.yaml") == "src/pkg/t.yaml"
-    assert standing(os.environ, ["run", "project/none.yaml"]) == (project.parent, "")
+    assert location(os.environ, ["run", "project/none.yaml"]) == (project.parent, "")
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_a_recipe_that_is_named_from_outside_brings_its_workspace(inside: Path, 
     ],
 )
 def test_a_typed_path_begins_where_the_caller_stands(typed: str, means: str) -> None:
-    assert Standing(Path("/root"), "src/pkg").typed(typed) == means
-    assert Standing(Path("/root")).typed(typed) == typed
+    assert Location(Path("/root"), "src/pkg").typed(typed) == means
+    assert Location(Path("/root")).typed(typed) == typed
