@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import ClosingContract, DriverContract, SkippingContract, ConnectingContract, VisitingContract
+from driver_contract import ClosingContract, ConnectingContract, DriverContract, SkippingContract, VisitingContract
 
 import drivers
 from drivers.ssh import Ssh
