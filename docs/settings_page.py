@@ -28,8 +28,11 @@ def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, tuple[str | int, ...]
             yield f"`[[{name}]]`", ("properties", name, "items")
     yield "`[stores.NAME]`", ("$defs", "store")
     yield "`[stacks.NAME]`", ("$defs", "stack")
-    for name in schema["properties"]["drivers"]["properties"]:
-        yield f"`[drivers.{name}]`", ("$defs", name)
+    drivers: dict[str, list[str]] = {}
+    for name, value in schema["properties"]["drivers"]["properties"].items():
+        drivers.setdefault(value["$ref"].rpartition("/")[2], []).append(name)
+    for one, names in drivers.items():
+        yield ", ".join(f"`[drivers.{name}]`" for name in names), ("$defs", one)
     yield "A host of `[drivers.ssh]`", ("$defs", "ssh_host")
 
 

@@ -96,9 +96,9 @@ def test_machines_that_are_there_for_less_time_than_the_steps_take_are_left_out(
 def test_an_order_that_the_provider_refuses_names_where_to_look_and_rents_nothing(
     space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rents(space, market, monkeypatch, image="")
+    rents(space, market, monkeypatch, image="x" * 1100)
     code, said = refused(space, "run", "--driver", "vastai")
-    assert code == 5 and "image is required" in said and "`recipe offers --driver vastai`" in said and ours(market) == []
+    assert code == 5 and "image has at most 1024 characters" in said and "`recipe offers --driver vastai`" in said and ours(market) == []
 
 
 def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -92,6 +93,9 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('[drivers.ssh]\ndeadman = "1h"\n', 2, "drivers.ssh.deadman must be a number", ""),
         ('[drivers.ssh]\nhosts = "a"\n', 2, "must be a list", ""),
         ("[drivers.ssh]\nknown_host = 'x'\n", 2, "drivers.ssh.known_host", '"known_hosts"'),
+        ('[drivers.vastai]\nmax_prise = 1\n', 2, "drivers.vastai.max_prise", '"max_price"'),
+        ('[drivers.gcp]\nleast = "1h"\n', 2, "drivers.gcp.least must be a number", ""),
+        ('[drivers.prime]\nmarket = "cheap"\n', 2, 'drivers.prime.market cannot be "cheap"', "on-demand, spot or any"),
     ],
 )  # fmt: skip
 def test_every_mistake_has_its_line_and_what_to_do(root: Path, text: str, line: int, message: str, fix: str) -> None:
@@ -162,6 +166,15 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
 
     module, _, attribute = place.partition(":")
     assert set(SCHEMA["$defs"][name]["properties"]) - set(OURS) == set(signature(getattr(import_module(module), attribute)).parameters)
+
+
+def test_the_settings_of_a_provider_are_filters_and_what_one_of_them_takes() -> None:
+    from drivers import cloud, gcp, prime, runpod, vastai
+    from runner.hosts.leases import OURS
+
+    providers = (gcp.Gcp, prime.Prime, runpod.Runpod, vastai.Vastai)
+    taken = {name for each in providers for name in inspect.signature(each).parameters} - {"filters"}
+    assert set(SCHEMA["$defs"]["rented"]["properties"]) == taken | set(OURS) | set(cloud.Filters._fields)
 
 
 def test_of_several_stores_in_a_bucket_the_one_nearest_to_an_address_says_how_it_is_asked(tmp_path: Path) -> None:
