@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from drivers.base import Command, DriverError
 
 from ..digest import Digest
+from ..errors import Infrastructure
 from ..hosts import control_file, launch
 from ..hosts.hooks import GRACE, INSTALL, Hooks
 from ..hosts.host_task import HostTask, StateFolder, TaskResult
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from ..storage import checkpoints
 
 
+AGAIN: Final = 0.1
+"""Seconds after which a database that did not answer is asked again."""
 INTERVALS: Final = ("METRICS_REPORT_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS", "GPU_MEMORY_FRACTION")
 """Of the caller's environment: how often a training reports and saves, how much of its GPU it takes.  What it learns does not depend on them."""
 LONG: Final = 60.0
@@ -282,7 +285,7 @@ class Attempts:
 
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
-        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self.commits.confirm, spec.metrics, states, restored)
+        task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self._confirmed, spec.metrics, states, restored)
         if states:
             task.processes = self.processes(spec, running.number, running.site)
             task.round = functools.partial(self._told, running)
@@ -292,6 +295,14 @@ class Attempts:
             made = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
             task.synced = [Synced(*made[name], every) for name, every in spec.sync]
         return task
+
+    async def _confirmed(self) -> None:
+        """The run is ours at this moment.  Waits for a database that does not answer: nothing begins meanwhile.  Raises Stale."""
+        while True:
+            try:
+                return self.commits.confirm()
+            except Infrastructure:
+                await asyncio.sleep(AGAIN)
 
     def _say(self, id: str, words: str) -> None:
         self.commits.say(f"{id}: {words}")

@@ -114,11 +114,11 @@ def heed(work: Work) -> None:
     control, store = work.control, work.ws.store
     if work.commits.busy or (version := store.runs.news()) == control.looked:
         return
-    control.looked = version
     try:
         request = store.runs.requested(work.commits.run, work.commits.fence)
     except Busy:  # the run is another worker's by now, and so is what runs
         return _leave(work)
+    control.looked = version
     if request == control.request or control.request == "cancel":
         return
     before, control.request = control.request, request

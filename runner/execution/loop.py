@@ -156,14 +156,15 @@ def _pulse(work: Work) -> Iterator[None]:
 
     def beat() -> None:
         nonlocal timer
+        timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
         work.wake()
-        heed(work)
         hand_over(work)
-        work.commits.let_go()
-        work.chunks.tick()
+        with contextlib.suppress(Infrastructure):  # a database that does not answer: the next beat asks again
+            heed(work)
+            work.commits.let_go()
+            work.chunks.tick()
         if work.tick:
             work.tick()
-        timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
 
     timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
     try:

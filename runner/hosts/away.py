@@ -162,7 +162,7 @@ class Away(Site):
         return CheckpointSync(OverHostStore(self.host_store), synced(task.states, f"{self.folder.root}/"), task.round, world=task.processes)
 
     async def _begin(self, command: Command, task: HostTask) -> Job:
-        task.confirm()
+        await task.confirm()
         try:
             return await self.host.start(command, task.name)
         except (Denied, Rejected) as error:

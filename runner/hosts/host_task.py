@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -77,7 +77,7 @@ class HostTask:
     scrap: Scrap
     say: Callable[[str], None]
     """Words for people about this step."""
-    confirm: Callable[[], None]
+    confirm: Callable[[], Awaitable[None]]
     """Called right before the job begins.  Raises Stale where another worker has the run by now: this one stood still."""
     metrics: MetricsSpec | None = None
     """A pattern of files in the attempt that hold metrics (empty: the file that the environment names), and one for lines of the log."""

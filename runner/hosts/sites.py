@@ -152,7 +152,7 @@ class Site:
                 task.scrap.write_script(paths.script, script)
                 task.scrap.log(paths.log)
             crashpoint("attempt-staged")
-            task.confirm()
+            await task.confirm()
             task.job = await self.host.start(command, task.name)
             crashpoint("job-started")
         pruning = asyncio.ensure_future(self._prune(task)) if task.states else None

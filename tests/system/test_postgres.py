@@ -12,10 +12,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.errors import Unusable
+from runner.errors import Infrastructure, Unusable
+from runner.execution.control import heed
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.terms import Choice, Settings
-from runner.execution.work import Handover
+from runner.execution.work import Handover, Work
 from runner.reports.delivery import deliver
 from runner.storage import postgres_claims, postgres_database
 from runner.storage.exchange import Chunk
@@ -218,6 +219,52 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
         found = ws.store.runs.get(run)
         assert (found.state, found.fence, begun(space)) == ("COMPLETED", 2, 1)
         assert [event.seq for event in ws.store.runs.events(run)] == list(range(1, found.next_event))
+
+
+def test_a_database_that_was_silent_for_long_is_heard_again(space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[Infrastructure] = []
+
+    def heard(work: Work) -> None:
+        try:
+            heed(work)
+        except Infrastructure as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(postgres_database, "PATIENCE", 0.1)
+    monkeypatch.setattr("runner.execution.loop.heed", heard)
+    space.recipe(TWO.format(root=space.root))
+    space.write("slow", "")
+    env = {**os.environ, "RECIPE_RUNS": url}
+    with Workspace.open(space.root, environ=env) as ws:
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
+        worker = threading.Thread(target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True})
+        worker.start()
+        until(lambda: begun(space))
+        server.stop()
+        until(lambda: failed)
+        server.start()
+        until(lambda: ws.store.runs.request(run, "cancel"))
+        worker.join(60)
+        assert not worker.is_alive() and ws.store.runs.get(run).state == "CANCELLED"
+
+
+def test_no_step_begins_while_nobody_can_say_whose_run_it_is(space: Space, url: str, server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def silent(holder: postgres_claims.Holder, run: str, fence: int) -> None:
+        asked.append(run)
+        if len(asked) < 3:
+            assert not begun(space)
+            raise Infrastructure("the database of runs does not answer")
+
+    monkeypatch.setattr(postgres_claims.Holder, "confirm", silent)
+    space.recipe(TWO.format(root=space.root))
+    env = {**os.environ, "RECIPE_RUNS": url}
+    with Workspace.open(space.root, environ=env) as ws:
+        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
+        serve(space.root, Offer(), Silent, Handover(), env, once=True)
+        assert (ws.store.runs.get(run).state, begun(space), len(asked)) == ("COMPLETED", 1, 4)
 
 
 def test_what_one_process_stores_is_delivered_by_two_that_share_the_database_once_and_in_order(tmp_path: Path, url: str) -> None:
