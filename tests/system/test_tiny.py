@@ -182,7 +182,8 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     monkeypatch.setattr("runner.storage.tiny.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
-        later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user;"
+        later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user; DROP INDEX runs_by_age; DROP INDEX attempts_by_step;"
+        later += "DROP INDEX traces_by_step; CREATE INDEX traces_by_recipe ON traces (recipe, made_at);"
         later += "DROP INDEX runs_due; DROP INDEX runs_by_idempotency;" + "".join(
             f"ALTER TABLE runs DROP COLUMN {name};" for name in ("priority", "due", "idempotency", "recoveries", "user")
         )
