@@ -309,7 +309,7 @@ def test_a_server_without_requests_for_longer_than_its_setting_says_ends_our_job
     async def meet() -> None:
         async with hosted(server.settings(deadman=1)) as host:
             job = await host.start(script("exec sleep 1000", tmp_path), "alone")
-            assert await host.wait(job, timedelta(0)) is None  # the start has arrived
+            assert await host.wait(job, AT_ONCE) is None  # the start has arrived
         await asyncio.to_thread(until, lambda: journal.exists() and b'"reason": "stopped"' in journal.read_bytes())
         async with hosted(server.settings()) as host:
             exit = await host.wait(job, LONG)
