@@ -48,7 +48,7 @@ class Line(Protocol):
     deadman: float | None
     """Seconds without any client after which the agent is to end all jobs."""
 
-    def open(self, hear: Callable[[bytes], bool], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
         """Connect, or begin to; False when it cannot be now.  Raises Denied, Unreachable."""
         ...
 
@@ -317,8 +317,7 @@ class Client:
         if self._until_greeted or self._line.deadman is not None:
             self._again(error)
 
-    def _hear(self, data: bytes) -> bool:
-        """Take in what the agent says.  Answers whether it will say more unasked: a job goes on."""
+    def _hear(self, data: bytes) -> None:
         self._received += data
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
@@ -328,7 +327,7 @@ class Client:
                     self._understand(json.loads(line))
                 except (ValueError, TypeError, KeyError):
                     self._lost(Unreachable(f"the agent of {self.root} says something that makes no sense"))
-                    return False
+                    return
             elif line == GREETING:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
@@ -336,8 +335,7 @@ class Client:
             else:
                 self._disconnect()
                 self._fail(Unreachable(f"{self.root} is served by an agent of another version; wait for its jobs to end"), None)
-                return False
-        return bool(self._going)
+                return
 
     def _understand(self, told: dict[str, Any]) -> None:
         if "free" in told:
@@ -389,7 +387,7 @@ class Socket:
             with suppress(OSError):
                 self._awake = reach(self._root)
 
-    def open(self, hear: Callable[[bytes], bool], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
         try:
             self._socket, self._awake = self._awake or reach(self._root), None
         except OSError as error:
@@ -452,7 +450,7 @@ class Socket:
             self._awake.close()
             self._awake = None
 
-    def _read(self, ours: socket.socket, hear: Callable[[bytes], bool], lost: Callable[[DriverError | None], None]) -> None:
+    def _read(self, ours: socket.socket, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> None:
         try:
             data = ours.recv(ROOM)
         except BlockingIOError:
@@ -490,7 +488,7 @@ class Streamed:
         self._leaving = False
         self._carrying: asyncio.Task[None] | None = None
 
-    def open(self, hear: Callable[[bytes], bool], lost: Callable[[DriverError | None], None]) -> bool:
+    def open(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> bool:
         self._unsent.clear()
         self._news = asyncio.Event()
         self._carrying = asyncio.get_running_loop().create_task(self._carry(hear, lost))
@@ -530,7 +528,7 @@ class Streamed:
             await asyncio.wait([carrying])
         self._leaving = False
 
-    async def _carry(self, hear: Callable[[bytes], bool], lost: Callable[[DriverError | None], None]) -> None:
+    async def _carry(self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]) -> None:
         """Hold a stream until it ends; then say why."""
         from .stream import Stream
 
@@ -541,10 +539,9 @@ class Streamed:
                 while True:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
-                    # A connection that waits for an answer holds back the next small word for 40 ms, of ours as of theirs: the next speaker must
-                    # have had one.  So where they have more to say they get a word of no meaning, and none where they have not.
-                    if payload[:1] == b"d" and hear(payload[1:]):
-                        await stream.send(b"d")
+                    if payload[:1] == b"d":
+                        await stream.send(b"d")  # says nothing: a connection that waits for an answer lets the next word through
+                        hear(payload[1:])
                     if self._carrying is not asyncio.current_task():
                         return
             finally:
