@@ -385,6 +385,15 @@ class Accounted(Driver, Protocol):
 
 
 @runtime_checkable
+class Listing(Driver, Protocol):
+    """A driver that offers by a list of prices, which may be older than the provider's."""
+
+    async def update(self) -> str:
+        """Fetch the newest list, for every later run of this installation.  Answers what it is, in words.  Raises DriverError, and the list stays."""
+        ...
+
+
+@runtime_checkable
 class Marking(Driver, Protocol):
     """A driver whose machines bear the name of the installation that rented them."""
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from drivers import DRIVERS, FREE
-from drivers.base import Closing, Driver, DriverError, Excluding, Offer, Rejected, Wish
+from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer, Rejected, Wish
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..retry import retry_async
@@ -97,6 +97,14 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
         except CannotRun:
             continue  # what it needs is not installed
     return dict(sorted(able.items()))
+
+
+async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
+    """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
+    try:
+        return {name: await driver.update() for name, driver in drivers.items() if isinstance(driver, Listing)}
+    except DriverError as error:
+        raise Infrastructure(str(error), fix="`recipe offers` without --update goes by the prices that are known") from error
 
 
 async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list[Shelf]:
