@@ -74,6 +74,8 @@ class Traits(NamedTuple):
     ends: Literal["provider", "machine", "stops", "nothing"] = (
         "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
     )
+    identity: Literal["", "given", "attested", "first_use"] = ""
+    """Whence we know a rented machine's host key: we gave it, the provider says it, or the first one is believed."""
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice

@@ -57,6 +57,7 @@ class Gcp:
         priced=True,
         settles=timedelta(seconds=30),
         ends="provider",
+        identity="attested",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=15),
         notice=NOTICE,

@@ -23,6 +23,7 @@ ENDS: Final = {
     "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
     "nothing": "nothing ends it when this program is dead",
 }
+FIRST_USE: Final = "the first host key that it shows is believed"
 UNSAID: Final = "totals are without egress: what would be brought home is not known before the first run"
 VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 
@@ -116,7 +117,8 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
                 offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
                 image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
-                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices, image) if words)
+                trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image) if words)
                 found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
                 raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error

@@ -749,6 +749,9 @@ class RentedContract(LeaseContract):
             await asyncio.sleep(0.05)
         return self.attached(hosts[0])
 
+    def test_it_says_whence_the_host_key_of_a_machine_is_known(self, place: Path) -> None:
+        assert self.make(place).traits.identity in ("given", "attested", "first_use")
+
 
 class ProlongingContract(RentedContract):
     """Of drivers whose machines end themselves."""
