@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from . import attempts, neighbours, objects
+from . import attempts, neighbours, objects, pulling
 from .frames import Broken
 from .request import Over, Request
 
@@ -22,7 +22,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
         *(objects.adopt, objects.alike, objects.base, objects.batch, objects.begin, objects.chunks, objects.delete, objects.free, objects.have),
         *(objects.listing, objects.place_files, objects.place_tree, objects.retract, objects.seals, objects.survey, objects.sweep, objects.write),
         *(attempts.keep, attempts.look, attempts.matching, attempts.note, attempts.read, attempts.release, attempts.remains, attempts.remove),
-        *(attempts.send, attempts.stage, attempts.take, neighbours.draw, neighbours.meet, neighbours.same),
+        *(attempts.send, attempts.stage, attempts.take, neighbours.draw, neighbours.meet, neighbours.same, pulling.pull, pulling.settle),
     )
 }
 FOLDERS = ("attempts", "objects", "partial", "pieces", "seals", "states", "used")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 
 from . import trees
 from .frames import HEAD, checked, frame, size_of
@@ -77,6 +78,18 @@ class Request:
         self._size += len(data)
         if self._size >= SENT:
             _put(self._frame())
+
+    def flush(self) -> None:
+        """Send what is to go back now.  Raises BrokenPipeError when nobody reads."""
+        if self._out:
+            _put(self._frame())
+
+    def check(self) -> None:
+        """While an answer takes long: the client is there still.  Raises Over."""
+        poll = select.poll()
+        poll.register(0, 0)
+        if poll.poll(0):
+            raise Over
 
     def end(self, kind: bytes, answer: object) -> None:
         """The question is answered."""

@@ -38,6 +38,11 @@ class Source(NamedTuple):
     only: Sequence[str]  # globs of the files that are wanted; empty: all
 
     @property
+    def in_bucket(self) -> bool:
+        """Whether its objects may be signed for."""
+        return self.kind in ("s3", "gs")
+
+    @property
     def asked(self) -> tuple[str, ...]:
         """What its identity is looked up by."""
         return (self.kind, self.address, *self.only)

@@ -6,6 +6,7 @@ Asked before a fetch, and while it goes on.
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import CannotRun
@@ -27,9 +28,9 @@ class Bound(NamedTuple):
     fix: str
 
     @classmethod
-    def of(cls, ws: Workspace, address: str) -> Bound:
-        """What holds for a fetch that begins now."""
-        room = max(0, shutil.disk_usage(ws.home).free - LEFT)
+    def of(cls, ws: Workspace, address: str, *, here: bool = True) -> Bound:
+        """What holds for a fetch that begins now, to the disk of this machine or past it."""
+        room = max(0, shutil.disk_usage(ws.home).free - LEFT) if here else sys.maxsize
         if (allowed := ws.config.limits.get("input_gb")) is not None and allowed * _GB <= room:
             return cls(address, int(allowed * _GB), f"`[limits] input_gb` is {allowed:g}", "give a smaller input, or have the limit raised")
         return cls(address, room, f"the disk has room for {room / _GB:.1f} GB", "`recipe gc` deletes what no run needs")

@@ -55,7 +55,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     except CannotRun:
         return None  # planning goes on without the answer, a run says so
     if not update and known.get(address, identity) != identity:  # a query may also say which of many files is meant
-        raise _changed(address)
+        raise changed(address)
     known[address] = identity
     if not ws.read_only:
         ws.write(ws.root / "recipe.lock", (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode())
@@ -101,20 +101,25 @@ def _wants(only: Sequence[str], name: str) -> bool:
 
 def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
     """A local copy of what was resolved, kept below `.recipe/cache`; what the Hub's own cache has is linked to, not copied.  Raises CannotRun."""
-    folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
-    target = folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
+    target = copy_of(ws, address, identity, only)
     try:
         if not target.exists():
             if kind == "hf":
                 _download_hub(ws, address, identity.partition(":")[2], target, only)
             else:
                 _download(ws, address, identity, target, only)
-        os.utime(folder)  # `gc` goes by when it was last wanted
+        os.utime(target.parent)  # `gc` goes by when it was last wanted
         return target
     except CannotRun:
         raise
     except Exception as error:
         raise _trouble(ws, f"{address} cannot be fetched", error, address) from None
+
+
+def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
+    """Where the local copy of what was resolved is, if there is any."""
+    folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
+    return folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
 
 
 def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
@@ -130,7 +135,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     return CannotRun(f"{what}: {Masker(of_addresses(ws.addresses.values())).text(_words(error))}", fix=fix)
 
 
-def _changed(address: str) -> CannotRun:
+def changed(address: str) -> CannotRun:
     return CannotRun(f"{address} is not what it was when it was resolved", fix="take it as it is now: `recipe run --update`")
 
 
@@ -173,7 +178,7 @@ def _ask_hub(address: str) -> str:
     return f"hf:{info.sha}"
 
 
-def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
+def opened(ws: Workspace, address: str) -> tuple[Any, str]:
     """A client of fsspec for an address, and the name that the client has for it.
 
     A bucket that is a store's, too, is asked as that store is.  From a host that may be read for others nothing leads to one that may not.
@@ -198,34 +203,35 @@ def _opened(ws: Workspace, address: str) -> tuple[Any, str]:
     return client, name
 
 
-class _There(NamedTuple):
+class Object(NamedTuple):
     """A file that an address leads to."""
 
     name: str
     size: int | None
     version: str
+    """What its server says of it that changes with its bytes: in S3 the ETag, in double quotes."""
 
 
-def _there(ws: Workspace, address: str) -> list[_There]:
+def objects_at(ws: Workspace, address: str) -> list[Object]:
     """The files that an address in a bucket or behind https leads to, as its server has them now."""
-    store, path = _opened(ws, address)
+    store, path = opened(ws, address)
     if address.startswith("https:"):
         from . import https
 
         # What is behind https is one file: to look for more would be to read it and follow its links.
-        return [_There(address, *https.first_byte(store, path))]
+        return [Object(address, *https.first_byte(store, path))]
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     names = ("VersionId", "ETag", "etag", "generation", "mtime")
     rows = sorted(found.items())
-    return [_There(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))) for name, info in rows]
+    return [Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))) for name, info in rows]
 
 
-def _identity(there: Sequence[_There]) -> str:
+def identity_of(there: Sequence[Object]) -> str:
     return f"etag:{of_value('bucket/1', [list(each) for each in there])}"
 
 
 def _ask_store(ws: Workspace, address: str) -> str:
-    return _identity(_there(ws, address))
+    return identity_of(objects_at(ws, address))
 
 
 def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only: Sequence[str]) -> None:
@@ -265,22 +271,32 @@ def _download_hub(ws: Workspace, address: str, revision: str, target: Path, only
         delete(partial)
 
 
+def among(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> tuple[bool, list[Object]]:
+    """Whether what was resolved is a folder, and those of its files that are wanted.  Raises CannotRun when it is something else by now."""
+    there = objects_at(ws, address)
+    if identity_of(there) != identity:
+        raise changed(address)
+    store, path = opened(ws, address)
+    folder = not address.startswith("https:") and store.isdir(path)
+    return folder, [each for each in there if not (only and folder) or _wants(only, below(path, each))]
+
+
+def below(path: str, file: Object) -> str:
+    """The name of a file below the folder that its client calls `path`."""
+    return file.name[len(path.rstrip("/")) + 1 :]
+
+
 def _download(ws: Workspace, address: str, identity: str, target: Path, only: Sequence[str]) -> None:
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    there = _there(ws, address)
-    if _identity(there) != identity:
-        raise _changed(address)
-    store, path = _opened(ws, address)
-    folder = not address.startswith("https:") and store.isdir(path)
-    wants = [each for each in there if not (only and folder) or _wants(only, each.name[len(path.rstrip("/")) + 1 :])]
+    store, path = opened(ws, address)
+    folder, wants = among(ws, address, identity, only)
     bound = Bound.of(ws, address)
     bound.check(sum(each.size or 0 for each in wants))
     counted = bound.counter()
     try:
         if only and folder:
-            names = [each.name[len(path.rstrip("/")) + 1 :] for each in wants]
-            for name in names:
+            for name in [below(path, each) for each in wants]:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 store.get_file(f"{path.rstrip('/')}/{name}", str(partial / name), callback=counted)
             partial.mkdir(exist_ok=True)
@@ -290,7 +306,7 @@ def _download(ws: Workspace, address: str, identity: str, target: Path, only: Se
             store.get_file(path, str(partial), callback=counted)
         store.invalidate_cache()
         if _ask_store(ws, address) != identity:
-            raise _changed(address)
+            raise changed(address)
         partial.rename(target)
     finally:
         delete(partial)

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from runner.agent.pulling import Pulling
 from runner.storage import buckets
 from runner.storage.bucket import StoreError
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
+from runner.storage.signed import listed
+from runner.storage.sources import ask
+from runner.storage.workspace import Workspace
 from tests.contract.artifact_store_contract import (  # noqa: F401
     clock,
     collector,
@@ -87,3 +91,24 @@ def test_wrong_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyP
 def test_a_bucket_that_is_not_there_is_reported(ceph: Ceph) -> None:
     with pytest.raises(StoreError, match="there is no such bucket"):
         Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=ceph.endpoint)).lookup([key(1)])
+
+
+def test_a_signed_address_opens_its_object_for_everybody_and_no_other(raw: Bucket, tmp_path: Path) -> None:
+    raw.put("rows/a.bin", b"a" * 100_000)
+    raw.put("rows/deep/b ü.bin", b"b" * 100_000)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "recipe.toml").write_text(f'[stores.b]\nurl = "s3://{raw.name}/x"\nendpoint = "{raw.server.endpoint}"\n')
+    address = f"s3://{raw.name}/team/project/rows"
+    with Workspace.open(tmp_path / "work") as ws:
+        source = listed(ws, address, ask(ws, "s3", address), (), secret=True)
+        assert source is not None and source.confirm()
+        addresses = source.addresses(source.items)
+    rows = [(*item, opened) for item, opened in zip(source.items, addresses, strict=True)]
+    pulling = Pulling(str(tmp_path / "it"), rows, 1)
+    pulling.work()
+    assert not pulling.problem and (tmp_path / "it" / "deep" / "b ü.bin").read_bytes() == b"b" * 100_000
+    path, size, etag, opened = rows[0]
+    for wrong in (opened.partition("?")[0], opened.replace("a.bin", "deep/b%20%C3%BC.bin"), opened[:-1] + ("0" if opened[-1] != "0" else "1")):
+        pulling = Pulling(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
+        pulling.work()
+        assert pulling.problem == "the bucket answers 403 there"

@@ -1,0 +1,278 @@
+"""Objects of a bucket: had by addresses that are good for a while, put among what is arriving, and hashed on the way.
+
+partial/SENDER/NAME/boot  in which boot it was begun; what is older may have lost its end
+partial/SENDER/NAME/it    the file, or the folder
+
+An address is a secret.  So no word that goes back is a library's own, for those may name it, and no redirection is followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import threading
+
+from . import objects, trees
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from http.client import HTTPResponse
+    from urllib.request import OpenerDirector
+
+    from .request import Request
+
+WIDTH = 16
+"""Objects that are had at once."""
+TRIES = 6
+"""Times that nothing at all may come of one object before it is given up."""
+SILENCE = 20.0
+"""Seconds without a byte after which a connection counts as broken."""
+TICK = 0.5
+"""Seconds between two words on how far it is."""
+FAREWELL = 2.0
+"""Seconds that are waited for threads whose work is not wanted any more: they write nothing after it."""
+PASSING = (408, 429, 500, 502, 503, 504)
+"""Answers after which the same question may be answered well."""
+
+
+class Refused(Exception):
+    """An object cannot be had, or is not what was promised; in words without its address."""
+
+
+def pull(request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int) -> None:
+    """Have each of these: its path in the folder (empty for a single file), its bytes, its ETag if that is known, its address.
+
+    Lines of JSON go back: `["bytes", COUNT]` now and then, `["file", PATH, SHA-256]` for each, and `["problem", WORDS]`.  Nothing but
+    `["full", FREE]` where fewer than `needed` bytes are free, what is there included.  What is there is hashed, and gone on with.
+    """
+    folder = f"{request.partial}/{name}"
+    request.arriving(folder)
+    _renew(folder, request.boot)
+    free = objects.free(request)
+    if needed - sum(os.lstat(f"{folder}/it/{path}" if path else f"{folder}/it").st_size for path in _came(folder)) > free:
+        _say(request, "full", free)
+        return
+    width = min(WIDTH, len(items))
+    pulling = Pulling(f"{folder}/it", items, width)
+    threads = [threading.Thread(target=pulling.work, daemon=True) for _ in range(width)]
+    try:
+        for thread in threads:
+            thread.start()
+        while pulling.working:
+            pulling.news.wait(TICK)
+            request.check()
+            request.arriving(request.partial)  # its sender lives
+            for words in pulling.fresh_lines():
+                _say(request, *words)
+    finally:
+        pulling.over.set()
+        for thread in threads:
+            thread.join(FAREWELL)
+    for words in pulling.fresh_lines():
+        _say(request, *words)
+    if pulling.failed is not None:
+        raise pulling.failed
+    if pulling.problem:
+        _say(request, "problem", pulling.problem)
+
+
+def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
+    """What was pulled becomes the object `name`.  False where its names and kinds are not those of `stamp`.  Raises Gone."""
+    here, came = f"{request.partial}/{name}", f"{request.partial}/{pulled}"
+    if os.path.lexists(f"{came}/it"):
+        trees.remove(here)
+        os.rename(f"{came}/it", here)
+    trees.remove(came)
+    return objects.place_tree(request, name, stamp, True) if stamp else bool(objects.place_files(request, [name]))
+
+
+class Pulling:
+    """What threads do that have a few objects each."""
+
+    def __init__(self, top: str, items: Sequence[tuple[str, int, str, str]], working: int) -> None:
+        self.over, self.news = threading.Event(), threading.Event()
+        self.working = working
+        """Threads that have not ended."""
+        self.problem = ""
+        self.failed: OSError | None = None  # the disk
+        self._top, self._items = top, iter(items)
+        self._lock = threading.Lock()
+        self._lines: list[tuple[object, ...]] = []
+        self._bytes, self._last = 0, -1
+        self._any = False
+
+    def fresh_lines(self) -> Iterator[tuple[object, ...]]:
+        """What is new."""
+        self.news.clear()
+        with self._lock:
+            lines, self._lines = self._lines, []
+        if self._last != self._bytes or not lines:  # also when nothing came: a client that is gone is found out by a word to it
+            self._last = self._bytes
+            lines.append(("bytes", self._last))
+        yield from lines
+
+    def work(self) -> None:
+        """Have one after the other, until there are no more, or one cannot be had."""
+        opener = _opener()
+        view = memoryview(bytearray(trees.BLOCK))
+        try:
+            while not self.over.is_set():
+                with self._lock:
+                    item = next(self._items, None)
+                if item is None:
+                    return
+                digest = self._one(opener, view, *item)
+                if not self.over.is_set():
+                    with self._lock:
+                        self._lines.append(("file", item[0], digest))
+                    self.news.set()
+        except Exception as error:
+            with self._lock:
+                if not self.over.is_set():
+                    self.failed = error if isinstance(error, OSError) else None
+                    self.problem = str(error) if isinstance(error, Refused) else type(error).__name__
+            self.over.set()
+        finally:
+            with self._lock:
+                self.working -= 1
+            self.news.set()
+
+    def _one(self, opener: OpenerDirector, view: memoryview, path: str, size: int, etag: str, address: str) -> str:
+        at = f"{self._top}/{path}" if path else self._top
+        os.makedirs(os.path.dirname(at), exist_ok=True)
+        fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # one who was asked before and is not wanted any more may still be writing
+            if os.fstat(fd).st_size > size:
+                os.ftruncate(fd, 0)
+            hasher, have = hashlib.sha256(), 0
+            while not self.over.is_set() and (got := os.readv(fd, [view])):
+                hasher.update(view[:got])
+                have += got
+                self._count(got)
+            tries, most = 0, have
+            while have < size and not self.over.is_set():
+                words, answer = _asked(opener, address, have, etag)
+                if answer is not None:
+                    with answer:
+                        if have and answer.status != 206:  # its server gives only the whole
+                            os.ftruncate(fd, 0)
+                            os.lseek(fd, 0, os.SEEK_SET)
+                            self._count(-have)
+                            hasher, have = hashlib.sha256(), 0
+                        if answer.length is not None and answer.length != size - have:
+                            raise Refused(f"it has {have + answer.length} bytes there, and {size} were promised")
+                        words, got = _read(answer, view)
+                        while got and not self.over.is_set():
+                            have += got
+                            if have > size:
+                                raise Refused(f"it has more than the {size} bytes that were promised")
+                            trees.put(fd, view[:got])
+                            hasher.update(view[:got])
+                            self._count(got)
+                            words, got = _read(answer, view)
+                if have == size:
+                    break
+                tries, most = (0, have) if have > most else (tries + 1, most)
+                self._any = self._any or most > 0
+                if tries >= (TRIES if self._any else 2):
+                    raise Refused(words)
+                self.over.wait(min(5.0, 0.1 * 2**tries))
+        finally:
+            os.close(fd)
+        return hasher.hexdigest()
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
+
+
+def _renew(folder: str, boot: str) -> None:
+    """Nothing of an earlier boot stays."""
+    try:
+        with open(f"{folder}/boot", encoding="utf-8") as file:
+            if file.read() == boot:
+                return
+    except FileNotFoundError:
+        pass
+    trees.remove(f"{folder}/it")
+    with open(f"{folder}/boot", "w", encoding="utf-8") as file:
+        file.write(boot)
+
+
+def _came(folder: str) -> list[str]:
+    """Paths of the files that are there, whole or in part; the path of a single one is empty."""
+    if os.path.isdir(f"{folder}/it"):
+        return [path for path, kind in trees.below(f"{folder}/it") if kind == "f"]
+    return [""] if os.path.lexists(f"{folder}/it") else []
+
+
+def _say(request: Request, *words: object) -> None:
+    request.emit(json.dumps(words).encode() + b"\n")
+    request.flush()
+
+
+def _opener() -> OpenerDirector:
+    """What asks by http and https, through the proxies of this login, and goes nowhere else."""
+    from urllib import request
+
+    opener = request.OpenerDirector()
+    for handler in (request.ProxyHandler, request.HTTPHandler, request.HTTPSHandler, request.HTTPDefaultErrorHandler, request.HTTPErrorProcessor):
+        opener.add_handler(handler())
+    return opener
+
+
+def _asked(opener: OpenerDirector, address: str, start: int, etag: str) -> tuple[str, HTTPResponse | None]:
+    """The answer of a bucket for an object, from byte `start` on; or why there is none yet.  Raises Refused when there will be none."""
+    from http.client import HTTPException
+    from urllib import error, request
+
+    if not address.startswith(("http://", "https://")):
+        raise Refused("its address is of another kind than http")
+    try:
+        asked = request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310  (the opener knows no other kind)
+        answer = opener.open(asked, timeout=SILENCE)
+    except error.HTTPError as refused:
+        refused.close()
+        words = f"the bucket answers {refused.code} there"
+        if refused.code not in PASSING:
+            raise Refused(words) from None
+        return words, None
+    except (OSError, HTTPException, ValueError) as broken:
+        return _words(broken), None
+    try:
+        if etag and answer.headers.get("ETag", etag) != etag:
+            raise Refused("it changed meanwhile")
+        if answer.status not in (200, 206) or (answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")):
+            raise Refused("the bucket answers something else than it was asked there")
+    except Refused:
+        answer.close()
+        raise
+    return "", answer
+
+
+def _read(answer: HTTPResponse, view: memoryview) -> tuple[str, int]:
+    """Words, and so many bytes; 0 at their end, which may be too early."""
+    from http.client import HTTPException
+
+    try:
+        got = answer.readinto(view)
+        return "the bucket sends less than was promised", got
+    except (OSError, HTTPException, ValueError) as broken:
+        return _words(broken), 0
+
+
+def _words(error: Exception) -> str:
+    """What went wrong with a connection, without anything of the address."""
+    why = getattr(error, "reason", error)
+    if isinstance(why, socket.gaierror):
+        return "the name of the bucket's server is not known there"
+    if isinstance(why, socket.timeout):
+        return "the bucket does not answer there"
+    number = getattr(why, "errno", None)
+    words = os.strerror(number) if isinstance(number, int) and type(why).__module__ == "builtins" else type(why).__name__
+    return f"the bucket cannot be reached there ({words})"
