@@ -40,6 +40,7 @@ from ..storage.workspace import Workspace
 from ..survey import locks
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
+from .bucket_inputs import BucketInputs
 from .commit import GroupCommit
 from .tasks import steps_of
 
@@ -152,6 +153,7 @@ class Attempts:
         self._hooks: dict[str, Hooks] = {}
         self._pythons: dict[tuple[Site, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}
+        self._buckets = BucketInputs(ws, survey, commits, host_pool.name)
 
     @property
     def hooks(self) -> Collection[Hooks]:
@@ -286,6 +288,7 @@ class Attempts:
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
         task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self._confirmed, spec.metrics, states, restored)
+        task.bring = functools.partial(self._buckets.bring, node, attempt, site)
         if states:
             task.processes = self.processes(spec, running.number, running.site)
             task.round = functools.partial(self._report_round, running)
@@ -403,7 +406,7 @@ class Attempts:
                         attempt.doubtful.append(source)  # one came, went or changed since the key was made
                     continue
                 attempt.add_path(cache, source, self.survey.facts.takes[taken.asked], source, name)
-            elif kind != "stream":
+            elif kind != "stream" and name not in attempt.objects:  # else its host has it from its bucket
                 source = str(fetch(self.ws, kind, address, str(self.survey.facts.takes[taken.asked]), only))
                 if address in self.ws.addresses:
                     self.ws.store.runs.opened(self.commits.run, address)

@@ -164,6 +164,14 @@ def sends(specs: Sequence[StepSpec], environ: Mapping[str, str]) -> dict[str, li
     return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
 
 
+def signed_there(ws: Workspace, found: Survey, nodes: Sequence[int], driver: str) -> set[str]:
+    """Addresses in buckets of whose objects machines of a driver may be given signed addresses, so that they have them past this machine."""
+    if ws.config.driver(driver).get("secrets", "send") == "deny":
+        return set()
+    addresses = {taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket}
+    return {address for address in addresses if (store := ws.config.store_of(address)) is None or not store.anonymous}
+
+
 def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     """Refuse to send secrets where the driver's setting `secrets` is "deny".  Raises Invalid."""
     wanted = ws.config.driver(host_pool.name).get("secrets", "send")

@@ -99,6 +99,7 @@ class Away(Site):
 
     async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
         """Put an attempt there, with all that it is given: what is to be started."""
+        await task.bring()
         command, script = task.compose(found)
         await self.contact.insist(lambda: self._put(task, script))
         crashpoint("attempt-carried")

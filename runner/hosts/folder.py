@@ -20,6 +20,8 @@ from .contact import Contact
 from .host_task import Paths
 
 if TYPE_CHECKING:
+    from ..secrets import Secret
+    from ..storage.signed import Signed
     from .transfer import HostStore
 
 LULL, LULLS = 0.03, 10
@@ -74,6 +76,15 @@ class Folder:
 
     async def look_for(self, contents: Collection[str]) -> None:
         """Ask the host which of these it has, that are not in our store."""
+
+    @property
+    def pulls(self) -> bool:
+        """Whether an input from a bucket should come here past this machine: not where our disk is seen."""
+        return False
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+        """Let the host have an input from its bucket: see `HostStore.pull`.  Answers its content; empty where it does not."""
+        return ""
 
 
 class RemoteFolder(Folder):
@@ -135,3 +146,12 @@ class RemoteFolder(Folder):
     async def look_for(self, contents: Collection[str]) -> None:
         """Ask the host which of these it has."""
         self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))
+
+    @property
+    def pulls(self) -> bool:
+        return not self._host_store.neighbour.reads
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+        content = await self._contact.insist(lambda: self._host_store.pull(source, known, learn))
+        self.contents.add(content)
+        return content

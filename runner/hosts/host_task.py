@@ -65,6 +65,10 @@ class StateFolder(NamedTuple):
     """How many are kept."""
 
 
+async def _nothing() -> None:
+    """All comes from us."""
+
+
 @dataclass(slots=True)
 class HostTask:
     """One attempt that is to be run."""
@@ -90,6 +94,8 @@ class HostTask:
     """Hears what each look at the checkpoints there came to."""
     synced: Sequence[Synced] = ()
     """Outputs that are also brought while it runs."""
+    bring: Callable[[], Awaitable[None]] = _nothing
+    """Awaited before `compose` on a host with a disk of its own: what it has from elsewhere than from us."""
     job: Job | None = None
     """Set at once where it was begun by a worker that is gone."""
     rejoined: bool = False

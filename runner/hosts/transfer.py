@@ -6,21 +6,29 @@ before anybody uses it, and brought home from there (`fetching`).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
-from ..storage.files import Entry
+from ..storage.files import Content, Entry
 from . import neighbours
 from .download import Fetch, Taken
 from .manifests import name_of, place_of, stamp_of, untrusted
 from .neighbours import Neighbour
 from .upload import Sender
 from .wire import CorruptReply, Gone, Wire, nothing, words_of
+
+if TYPE_CHECKING:
+    from ..secrets import Secret
+    from ..storage.signed import Signed
+
+PULLS = 2
+"""Inputs that a host has from buckets at once: each keeps a stream from other questions for as long as it takes."""
 
 
 @dataclass(slots=True)
@@ -72,6 +80,7 @@ class HostStore:
         self.neighbour = Neighbour(wire)
         self._sender = Sender(wire, recall)
         self._folder = folder
+        self._pulling = asyncio.Semaphore(PULLS)
 
     @property
     def root(self) -> str:
@@ -115,6 +124,16 @@ class HostStore:
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
         await self._sender.send(sources, manifests or {})
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+        """Let the host have an input from its bucket, as an object.  Answers its content, which is `known` where that is not empty.
+
+        `learn` hears what is a secret from now on.  Raises Passed when it cannot be had this way, and CannotRun when it is not what it was.
+        """
+        from .pulling import Puller
+
+        async with self._pulling:
+            return await Puller(self.wire, self._sender).pull(source, known, learn)
 
     async def fetch(self, path: str, taken: Taken, target: str) -> None:
         """Bring what `take` found at `path` there to `target` here, which must not exist.  A part that came earlier is not fetched again."""

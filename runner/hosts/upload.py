@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from drivers.base import DriverError, Unreachable
@@ -59,14 +59,26 @@ class Sender:
         async with contextlib.AsyncExitStack() as turns:
             for content in sorted(sources):  # in one order, so that there is no deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
-            _sending.add(self._wire.sender)
-            turns.callback(_sending.discard, self._wire.sender)
+            turns.enter_context(self.sending())
             turns.callback(asyncio.create_task(self._live()).cancel)
             try:
                 await retry_async(lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0))
             except Gone:
                 fix = f"see who deletes files below {self._wire.root}"
                 raise Infrastructure(f"{self._wire.name}: what is being sent disappears there", fix=fix) from None
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Meanwhile nobody of this process takes over what arrives."""
+        _sending.add(self._wire.sender)
+        try:
+            yield
+        finally:
+            _sending.discard(self._wire.sender)
+
+    async def adopt(self, name: str) -> None:
+        """Go on with what an earlier one began under this name."""
+        await self._begin([name])
 
     async def _live(self) -> None:
         """Be heard of there while a large file is under way."""

@@ -115,6 +115,18 @@ def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(space: Sp
     assert code == 3 and "s would take HF_TOKEN, JOB_TOKEN there" in said and "`secrets` of [drivers.vastai]" in said and ours(market) == []
 
 
+def test_a_plan_names_the_inputs_for_whose_objects_machines_are_given_signed_addresses(
+    space: Space, market: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space.recipe("inputs: {data: {type: dataset}}\nsteps:\n  s: {run: 'ls {{ inputs.data }} > o', resources: {gpus: 1}, outputs: {o: o}}\n")
+    space.write("recipe.lock", '{"s3://b/rows": "etag:0"}')
+    for settings, expected in ({}, True), ({"secrets": "deny"}, False):
+        rents(space, market, monkeypatch, **settings)
+        code, out, said = space.command("plan", "--driver", "vastai", "data=s3://b/rows")
+        assert code == 0, said
+        assert ("secrets that go to machines of vastai: addresses signed for the objects of s3://b/rows" in out) is expected
+
+
 # --- replies
 
 

@@ -140,13 +140,14 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
 
     if args.driver == "local" or not found.todo:
         return []
-    from ...execution.refusals import sends
+    from ...execution.refusals import sends, signed_there
     from .offers import chosen
 
     try:
         shelves = _shelves(ws, found, args)
-        specs = [spec for spec in (found.plan.specs()[n] for n in found.todo) if spec.resources.gpus]
-        taken = {name for names in sends(specs, ws.environ).values() for name in names} if shelves else ()
+        there = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
+        taken = {name for names in sends([found.plan.specs()[n] for n in there], ws.environ).values() for name in names}
+        taken |= {f"addresses signed for the objects of {address}" for address in signed_there(ws, found, there, args.driver)}
         return [
             *chosen(shelves),
             *_headed(ws, found, args),
