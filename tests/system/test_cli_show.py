@@ -10,7 +10,7 @@ import pytest
 
 from runner.interface import datasheet
 from runner.interface.cli import show
-from runner.language import library, parse
+from runner.language import document, library, parse
 from runner.paths import shipped
 from tests.support import Space
 
@@ -146,6 +146,22 @@ def test_the_page_of_the_library_is_what_the_recipes_say() -> None:
     assert datasheet.refreshed(page, show.library_sheets()) == page, "write it anew: python -m docs.generate"
     for entry in library.entries():
         assert f"## {entry.id}\n" in page and f"(#{entry.id.replace('@', '')})" in page
+
+
+def test_the_page_says_once_what_several_recipes_have_and_names_the_recipes_that_differ() -> None:
+    seed = "{type: integer, default: %d, doc: Decides the order}"
+    sheets = [
+        datasheet.Sheet(
+            parse.recipe(
+                document.parse(f"recipe: {name}@1\ninputs: {{seed: {seed % default}, own: {{type: string}}}}\nsteps: {{a: {{run: echo}}}}\n", name)
+            ),
+            {},
+        )
+        for name, default in (("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 1))
+    ]
+    page = datasheet.refreshed(f"{datasheet.BEGIN}{datasheet.END}", sheets)
+    assert "| `seed` | integer = 0 (a@1, b@1)<br>integer = 1<br>Decides the order |" in page
+    assert page.count("Decides the order") == 1 and page.count("(#in-several-recipes): `seed` `own`") == 5
 
 
 def test_a_store_that_cannot_be_read_hides_no_recipe(space: Space) -> None:
