@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -269,31 +270,19 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
     _, _, after = rest.partition(END)
     recipes = [sheet.recipe for sheet in sheets]
     lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
-    lines += ["", f"## {_SHARED}", "", "Where one is not the same everywhere, the last line is that of recipes that no line before names.", ""]
-    shared: dict[_Row, list[str]] = {}
+    lines += ["", f"## {_SHARED}", "", "A recipe in which one of these is otherwise says so in its own section.", ""]
+    shared: set[_Row] = set()
     for title, rows_of in ((_GOT, _outputs), (_GIVEN, _inputs)):
-        having: dict[_Row, list[str]] = {}
-        for each in recipes:
-            for row in rows_of(each):
-                having.setdefault(row, []).append(each.id)
-        several = {row: ids for row, ids in having.items() if len(ids) > 1}
-        shared |= several
-        lines += [*_table(title, ((name, *_variants(name, several)) for name in sorted({name for name, *_ in several}))), ""]
+        having = Counter(row for each in recipes for row in rows_of(each))
+        common = {row[0]: row for row, count in sorted(having.items(), key=lambda item: (item[1], item[0])) if count > 1}
+        lines += [*_table(title, sorted(common.values())), ""]
+        shared |= {*common.values()}
     for sheet in sheets:
         lines += [*markdown(sheet, shared), ""]
     found = {each for sheet in sheets for each in sheet.locks.items()}
     found |= {(data.folder, data.licence) for sheet in sheets for data in sheet.data}
     lines += [f"## {_USED}", "", "What locks hold, and the licences of data.", "", *_table("used", sorted(found))]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
-
-
-def _variants(name: str, shared: Mapping[_Row, Sequence[str]]) -> Iterator[str]:
-    """What an input or output is in the recipes that share it: the most common last, the others with the names of their recipes."""
-    rows = sorted((row for row in shared if row[0] == name), key=lambda row: len(shared[row]))
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        yield row[1] + (f" ({', '.join(shared[row])})" if after else "")
-        if after is None or after[2] != row[2]:  # the same words once
-            yield row[2]
 
 
 def _cell(words: str) -> str:
