@@ -205,7 +205,7 @@ def recovered(ours: Ours, db: psycopg.Connection[tuple[object, ...]]) -> float:
         wait(lambda: db.execute("SELECT 1 FROM steps WHERE state = 'RUNNING'").fetchone())
         with workers(1, ours.worker(), ours.root, ours.environ):
             time.sleep(2)
-            row = db.execute("SELECT id, fence FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+            row = db.execute("SELECT id, fence FROM runs ORDER BY created DESC LIMIT 1").fetchone()
             assert row is not None
             first.kill()
             begun = time.perf_counter()
@@ -232,7 +232,7 @@ def request(server: Durable, rounds: int) -> None:
                     (ours.root / name).unlink(missing_ok=True)
                 ours.submit(1)
                 wait((ours.root / "begun").exists)
-                row = db.execute("SELECT id FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+                row = db.execute("SELECT id FROM runs ORDER BY created DESC LIMIT 1").fetchone()
                 assert row is not None
                 begun = time.time()
                 cancelled(ours, db, str(row[0]))
