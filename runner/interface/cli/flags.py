@@ -31,6 +31,13 @@ def results_place(text: str) -> Path | str:
     return workspace.results_place(text)
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
 def add_request(parser: argparse.ArgumentParser) -> None:
     """The words that say what to run."""
     parser.add_argument("recipe", nargs="?", help=RECIPE)
