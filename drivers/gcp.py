@@ -17,9 +17,10 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
-from . import cloud, gcp_prices, gcp_pulumi
+from . import cloud, gcp_catalog, gcp_prices, gcp_pulumi
 from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
 from .cloud import Filters, Value, harmless, markets
+from .gcp_prices import PriceList
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
 from .ssh import SshHost
 
@@ -57,10 +58,11 @@ class Gcp(cloud.Rented[Wire]):
         priced=True,
         settles=timedelta(seconds=30),
         ends="provider",
+        identity="attested",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=15),
         notice=NOTICE,
-        prices=f"list prices of {gcp_prices.DATE}",
+        prices=gcp_prices.SHIPPED.words,
     )
 
     def __init__(
@@ -71,7 +73,9 @@ class Gcp(cloud.Rented[Wire]):
         super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
         self._project, self._network = project, network
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
-        _regions(self._filters)
+        self._prices = gcp_catalog.latest(gcp_catalog.file_of(self._installation))
+        self.traits = self.traits._replace(prices=self._prices.words)
+        _regions(self._prices, self._filters)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
         self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
 
@@ -82,7 +86,7 @@ class Gcp(cloud.Rented[Wire]):
 
         Raises Denied where only quotas stand in the way.
         """
-        filters = _regions(self._filters.given(wish.filters))
+        filters = _regions(self._prices, self._filters.given(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
         about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
         left: Counter[str] = Counter()
@@ -106,7 +110,7 @@ class Gcp(cloud.Rented[Wire]):
         for zone, gpus in zones.items():
             region = zone.rpartition("-")[0]
             for name, shape in gcp_prices.SHAPES.items():
-                rate = gcp_prices.price(region, name) if shape.gpu in gpus else None
+                rate = self._prices.price(region, name) if shape.gpu in gpus else None
                 if rate is None:
                     continue
                 have, stored = _resources(name, disk), gcp_prices.DISK * disk
@@ -126,7 +130,7 @@ class Gcp(cloud.Rented[Wire]):
         asked, known = self._accelerators
         if time.monotonic() - asked >= KNOWN:
             every = await harmless(self._wire.accelerators())
-            known = {zone: gpus for zone, gpus in sorted(every.items()) if zone.rpartition("-")[0] in gcp_prices.REGIONS}
+            known = {zone: gpus for zone, gpus in sorted(every.items()) if zone.rpartition("-")[0] in self._prices.rates}
             self._accelerators = time.monotonic(), known
         return known
 
@@ -146,6 +150,11 @@ class Gcp(cloud.Rented[Wire]):
                     found[offer.id] = short
         return found
 
+    async def update(self) -> str:
+        self._prices = await asyncio.to_thread(gcp_catalog.update, gcp_catalog.file_of(self._installation))
+        self.traits = self.traits._replace(prices=self._prices.words)
+        return self._prices.described
+
     def program(self, name: str, *, market: Market | Literal["any"], keep: bool, seconds: int, bucket: str) -> str:
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
@@ -154,7 +163,7 @@ class Gcp(cloud.Rented[Wire]):
         wish, listed = Wish(Need(market=market)), self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK)
         fit = [offer for offer in listed if not cloud.excluded(offer, about, wish, self._filters)]
         if not fit:
-            raise Rejected(f"no machine of the list of {gcp_prices.DATE} in {zone} is what the stack asks for")
+            raise Rejected(f"no machine of the {self._prices.words} in {zone} is what the stack asks for")
         offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
@@ -280,7 +289,7 @@ class Gcp(cloud.Rented[Wire]):
         ours = self._installation.name
         found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
         return [
-            Lease("gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(each))
+            Lease("gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(self._prices, each))
             for each in found
             if each.labels.get("recipe") == ours and (key := each.items.get("recipe-key") or self._installation.key(each.name)) is not None
         ]
@@ -310,7 +319,7 @@ class Gcp(cloud.Rented[Wire]):
         return [
             ("account", f"the project {project}, by {self._wire.source}"),
             ("quota", quota),
-            ("prices", f"list prices of {gcp_prices.DATE}, of {', '.join(gcp_prices.REGIONS)}"),
+            ("prices", self._prices.described),
             self._clock(),
         ]
 
@@ -341,25 +350,25 @@ def _place(lease: Lease) -> tuple[str, str]:
     return zone, name
 
 
-def _regions(filters: Filters) -> Filters:
+def _regions(prices: PriceList, filters: Filters) -> Filters:
     """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
-        if not any(asked.lower() in known for known in gcp_prices.REGIONS):
-            near = cloud.meant(asked, gcp_prices.REGIONS)
+        if not any(asked.lower() in known for known in prices.rates):
+            near = cloud.meant(asked, tuple(prices.rates)) or ": `recipe offers --update` fetches those of every region"
             raise NoCapacity(f'no prices are known of a region "{asked}"{near}')
     return filters
+
+
+def _price(prices: PriceList, made: Instance) -> float:
+    """US dollars an hour by the list; 0 where it does not say."""
+    rate = prices.price(made.zone.rpartition("-")[0], made.kind)
+    return 0.0 if rate is None else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
 
 
 def _resources(name: str, disk: int) -> Resources:
     shape = gcp_prices.SHAPES[name]
     card = gcp_prices.CARDS[shape.gpu]
     return Resources(float(shape.cpus), shape.memory << 20, shape.gpus, card.name, card.memory << 20, disk * 10**9)
-
-
-def _price(made: Instance) -> float:
-    """US dollars an hour by the list; 0 where it does not say."""
-    rate = gcp_prices.price(made.zone.rpartition("-")[0], made.kind) if made.kind in gcp_prices.SHAPES else None
-    return 0.0 if rate is None else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:

@@ -89,15 +89,32 @@ _GPUS: Final[Mapping[str, Mapping[str, Rate]]] = {
     "europe-west4": {L4: Rate(0.58804, 0.2438), A100: Rate(3.2273, 1.1691), A100_80: Rate(4.32526, 2.1626), H100: Rate(12.73552, 2.9112),
                      T4: Rate(0.35, 0.14), V100: Rate(2.55, 1.02)},
 }  # fmt: skip
-REGIONS: Final = tuple(_GPUS)
 EGRESS: Final = 0.12
 """US dollars for a GB that leaves it for the internet, up to 1 TB a month."""
 
 
-def price(region: str, name: str) -> Rate | None:
-    """What a machine of SHAPES costs in a region, without its disk; None where it is not sold there, or no price is known."""
+class PriceList(NamedTuple):
+    """What machines of SHAPES cost on a day, without their disks: region -> name -> rate."""
+
+    date: str
+    rates: Mapping[str, Mapping[str, Rate]]
+
+    @property
+    def words(self) -> str:
+        return f"list prices of {self.date}"
+
+    @property
+    def described(self) -> str:
+        return f"{self.words}, of {', '.join(self.rates)}"
+
+    def price(self, region: str, name: str) -> Rate | None:
+        """None where it is not sold there, or no price is known."""
+        return self.rates.get(region, {}).get(name)
+
+
+def _shipped(region: str, name: str) -> Rate | None:
     shape = SHAPES[name]
-    gpu = _GPUS.get(region, {}).get(shape.gpu)
+    gpu = _GPUS[region].get(shape.gpu)
     if gpu is None:
         return None
     if name.startswith("g2-"):
@@ -113,3 +130,6 @@ def price(region: str, name: str) -> Rate | None:
 
 def _sum(one: Rate, other: Rate) -> Rate:
     return Rate(round(one.on_demand + other.on_demand, 5), round(one.spot + other.spot, 5))
+
+
+SHIPPED: Final = PriceList(DATE, {region: {name: rate for name in SHAPES if (rate := _shipped(region, name)) is not None} for region in _GPUS})

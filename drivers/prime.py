@@ -44,6 +44,7 @@ class Prime(cloud.Rented[Wire]):
         priced=True,
         settles=timedelta(seconds=60),
         ends="nothing",
+        identity="first_use",
         poll=timedelta(seconds=10),
         comes_up=timedelta(minutes=30),
         images=True,

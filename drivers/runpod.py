@@ -71,6 +71,7 @@ class Runpod(cloud.Deadman[Wire]):
         priced=True,
         settles=timedelta(seconds=30),
         ends="stops",
+        identity="given",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=20),
         images=True,

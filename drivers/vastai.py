@@ -56,6 +56,7 @@ class Vastai(cloud.Deadman[Wire]):
         priced=True,
         settles=timedelta(seconds=90),
         ends="machine",
+        identity="given",
         poll=timedelta(seconds=5),
         comes_up=timedelta(minutes=20),
         images=True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from ..gcp_prices import CARDS, SHAPES, T4, V100, Shape, price
+from ..gcp_prices import CARDS, SHAPES, SHIPPED, T4, V100, Shape
 from .account import Machine
 from .world import Document, document, number
 
@@ -81,7 +81,7 @@ class Instance(Machine):
 def listed(made: Instance) -> float:
     """US dollars an hour for an instance that runs, without its disks."""
     kind = last(made.body.get("machineType"))
-    rate = price(made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind) if made.gpus else None
+    rate = SHIPPED.price(made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind) if made.gpus else None
     return made.type.cpus * BARE if rate is None else rate.spot if made.spot else rate.on_demand
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from drivers import DRIVERS, FREE
-from drivers.base import Closing, Driver, DriverError, Excluding, Offer, Rejected, Wish
+from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer, Rejected, Wish
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..retry import retry_async
@@ -23,6 +23,7 @@ ENDS: Final = {
     "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
     "nothing": "nothing ends it when this program is dead",
 }
+FIRST_USE: Final = "the first host key that it shows is believed"
 UNSAID: Final = "totals are without egress: what would be brought home is not known before the first run"
 VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
 
@@ -99,6 +100,14 @@ def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
     return dict(sorted(able.items()))
 
 
+async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
+    """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
+    try:
+        return {name: await driver.update() for name, driver in drivers.items() if isinstance(driver, Listing)}
+    except DriverError as error:
+        raise Infrastructure(str(error), fix="`recipe offers` without --update goes by the prices that are known") from error
+
+
 async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list[Shelf]:
     """What each driver offers for each wish.  Raises Infrastructure when none of them could be asked, Invalid."""
     found = []
@@ -108,7 +117,8 @@ async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list
                 offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)
                 excluded = driver.excluded if isinstance(driver, Excluding) else {}
                 image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
-                ends = "; ".join(words for words in (ENDS[driver.traits.ends], driver.traits.prices, image) if words)
+                trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image) if words)
                 found.append(Shelf(name, wish, offers, dict(excluded), ends))
             except Rejected as error:
                 raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error

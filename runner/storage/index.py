@@ -74,10 +74,10 @@ class Changes(NamedTuple):
 
     traces: Sequence[Trace] = ()
     again: Collection[str] = ()
-    files: Iterable[FileRow] = ()
-    objects: Iterable[Seal] = ()
+    files: Collection[FileRow] = ()
+    objects: Collection[Seal] = ()
     tiny: Mapping[Content, bytes] = MappingProxyType({})
-    published: Iterable[Published] = ()
+    published: Collection[Published] = ()
 
 
 NOTHING: Final = Changes()

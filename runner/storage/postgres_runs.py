@@ -325,7 +325,7 @@ class PostgresRuns:
         landed: Callable[[], None] | None = None,
     ) -> int:
         now = time.time()
-        if changes != NOTHING:
+        if any(changes):
             ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
             if not self._database.all(ours, (run, fence, self._holder.name)):
                 raise Stale(f"run {run} is not ours any more")

@@ -41,6 +41,7 @@ from drivers.base import (
     Host,
     HostLost,
     Job,
+    Listing,
     Marking,
     Need,
     Order,
@@ -748,6 +749,9 @@ class RentedContract(LeaseContract):
             await asyncio.sleep(0.05)
         return self.attached(hosts[0])
 
+    def test_it_says_whence_the_host_key_of_a_machine_is_known(self, place: Path) -> None:
+        assert self.make(place).traits.identity in ("given", "attested", "first_use")
+
 
 class ProlongingContract(RentedContract):
     """Of drivers whose machines end themselves."""
@@ -874,6 +878,30 @@ class AccountedContract(LeaseContract):
         asyncio.run(ask())
 
 
+class ListingContract(LeaseContract):
+    """Of drivers that offer by a list of prices."""
+
+    def publish(self, place: Path) -> None:
+        """Let there be a newer list, with other prices; there is none before."""
+        raise NotImplementedError
+
+    def test_a_newer_list_is_believed_by_every_later_driver_and_one_that_cannot_be_had_changes_nothing(self, place: Path) -> None:
+        async def update() -> None:
+            driver = self.make(place)
+            assert isinstance(driver, Listing)
+            before = {offer.id: offer.price for offer in await driver.offers(Wish())}
+            with pytest.raises(DriverError):
+                await driver.update()
+            assert {offer.id: offer.price for offer in await driver.offers(Wish())} == before
+            self.publish(place)
+            words = await driver.update()
+            after = {offer.id: offer.price for offer in await driver.offers(Wish())}
+            assert words and after and after != before
+            assert {offer.id: offer.price for offer in await self.make(place).offers(Wish())} == after
+
+        asyncio.run(update())
+
+
 class MarkingContract(LeaseContract):
     """Of drivers whose machines bear the name of the installation that rented them, whose secret is in `place / "installation"`."""
 
@@ -904,6 +932,7 @@ PARTS: dict[type[LeaseContract], type] = {
     VisitingContract: Visiting,
     ConnectingContract: Connecting,
     ClosingContract: Closing,
+    ListingContract: Listing,
     MarkingContract: Marking,
     PausingContract: Pausing,
     EnsuringContract: Ensuring,

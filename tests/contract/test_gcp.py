@@ -16,6 +16,7 @@ from driver_contract import (
     EnsuringContract,
     ExcludingContract,
     ExportingContract,
+    ListingContract,
     MarkingContract,
     PausingContract,
     RentedContract,
@@ -24,6 +25,7 @@ from driver_contract import (
 import drivers
 from drivers.gcp import Gcp
 from tests.fake_provider import Provider, provider
+from tests.servers.price_catalog import both, mirror, publish
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,15 @@ async def ended(driver: Gcp) -> None:
 
 
 class TestGcp(
-    AccountedContract, ClosingContract, EnsuringContract, ExcludingContract, ExportingContract, MarkingContract, PausingContract, RentedContract
+    AccountedContract,
+    ClosingContract,
+    EnsuringContract,
+    ExcludingContract,
+    ExportingContract,
+    ListingContract,
+    MarkingContract,
+    PausingContract,
+    RentedContract,
 ):
     narrowed = MappingProxyType({"gpu": "L4", "zone": "us-central1-a"})
 
@@ -50,8 +60,13 @@ class TestGcp(
         for name, value in running.exports.items():
             monkeypatch.setenv(name, value)
         (place / "settings.json").write_text(json.dumps({"installation": str(place / "installation"), "poll": 0.05, "settles": 0.1}))
-        yield
+        with mirror(place / "mirror") as url:
+            monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
+            yield
         asyncio.run(ended(self.make(place)))
+
+    def publish(self, place: Path) -> None:
+        publish(place / "mirror", both("g2-standard-4", "us-central1-a", "L4", 9.0, 8.0))
 
     def make(self, place: Path) -> Gcp:
         return Gcp(**json.loads((place / "settings.json").read_text()))

@@ -20,6 +20,7 @@ from runner.execution.work import Handover, Work
 from runner.reports.delivery import deliver
 from runner.storage import postgres_claims, postgres_database
 from runner.storage.exchange import Chunk
+from runner.storage.index import Changes
 from runner.storage.runs import ELSEWHERE, Offer, Stale, StepRow
 from runner.storage.store import Store
 from runner.storage.workspace import Workspace
@@ -76,6 +77,13 @@ def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(store: Stor
         with pytest.raises(Stale):
             write()
     assert len(store.runs.events("r1")) == 1
+
+
+def test_a_group_that_changes_nothing_of_this_disk_does_not_write_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed = store.runs.submit(RUN, "w")
+    monkeypatch.setattr(store.database, "transaction", lambda *_: pytest.fail("written"))
+    last = store.runs.group("r1", claimed.fence, [DONE], changes=Changes([], set(), [], [], {}, []))
+    assert [event.seq for event in store.runs.events("r1")][-1] == last
 
 
 def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_have_ended(store: Store, url: str) -> None:

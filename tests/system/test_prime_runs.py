@@ -107,7 +107,11 @@ def test_offers_plan_and_doctor_say_that_nothing_ends_a_pod(space: Space, market
     rents(space, market, monkeypatch, "prime", key=key_of_the_account(market, space.root.parent))
     space.recipe(RECIPE)
     code, out, _ = space.command("plan", "./recipe.yaml", "--driver", "prime")
-    assert code == 0 and "rents for s: prime " in out and "nothing ends it when this program is dead" in out
+    assert (
+        code == 0
+        and "rents for s: prime " in out
+        and "nothing ends it when this program is dead; the first host key that it shows is believed" in out
+    )
     code, out, _ = space.command("doctor", "--driver", "prime")
     assert "by the key of PRIME_API_KEY" in out and "$100.00" in out and "which the account has" in out and "first_use = true" in out
 

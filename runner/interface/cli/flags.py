@@ -38,8 +38,8 @@ def positive(text: str) -> int:
     return value
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """The words that say what to run."""
+def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
+    """The words that say what to run; `also_updates`: what `--update` does beside."""
     parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
@@ -67,7 +67,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a server for the driver `ssh`, as user@name:port, instead of those in the settings",
     )
-    parser.add_argument("--update", action="store_true", help="resolve moving revisions again and write them to recipe.lock")
+    parser.add_argument("--update", action="store_true", help=f"resolve moving revisions again and write them to recipe.lock{also_updates}")
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:

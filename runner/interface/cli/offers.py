@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from drivers.base import Need, Offer, Wish
 
+from ...errors import CannotRun
 from ...execution.session import look
 from ...execution.terms import Choice
 from ...hosts import offering
@@ -29,7 +30,7 @@ HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", 
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_request(parser)
+    add_request(parser, also_updates="; fetch the newest list prices, too (gcp)")
     parser.set_defaults(driver="all")
     add_where(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable")
@@ -44,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
         with Workspace.open(args.workspace, read_only=True) as ws:
             if args.stack:
                 ws.on(args.stack)
-            found = _asked(ws, asked, {"": Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))), filters=where)})
+            found = _asked(args, ws, asked, {"": Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))), filters=where)})
     else:
         request = request_of(args)
         with begun(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked, args.stack).items()})
+            found = _asked(args, ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked, args.stack).items()})
     if args.json:
         print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
@@ -84,8 +85,14 @@ def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[s
     return {first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep) for need, (first, _steps) in by_need.items()}
 
 
-def _asked(ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
+def _asked(args: argparse.Namespace, ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
     drivers = offering.priced(ws, asked)
+    if args.update:
+        lists = asyncio.run(offering.update(drivers))
+        if not lists and args.recipe is None and args.file is None:
+            raise CannotRun(f"{', '.join(drivers)}: prices are asked for each time, there is no list to update", fix="leave out --update")
+        for name, words in lists.items():
+            print(f"recipe: {name}: {words}", file=sys.stderr)
     found = asyncio.run(offering.shelves(drivers, list(wanted.values()))) if wanted else []
     steps = list(wanted) * len(drivers)
     return list(zip(steps, found, strict=True))

@@ -1,0 +1,111 @@
+"""List prices of Compute Engine that are newer than those shipped: from the catalog of gpuhunt, kept in a file of this installation.
+
+dstack publishes it each day for its client gpuhunt (https://github.com/dstackai/gpuhunt): below one address, `gcp/version` names the newest, and
+`gcp/VERSION/catalog.zip` holds `gcp.csv`.  The client itself is not used: what it installs has packages called `tests` and `resources`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from .base import Rejected, Unreachable
+from .gcp_prices import SHAPES, SHIPPED, T4, V100, PriceList, Rate
+from .installation import Installation
+
+CATALOG: Final = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v3"
+PATIENCE: Final = 30.0
+"""Seconds without a byte of it."""
+LARGEST: Final = 64 << 20
+"""Bytes of it, and of its table."""
+_ATTACHED: Final = {"T4": T4, "V100": V100}
+
+
+def file_of(installation: Installation) -> Path:
+    """Where the prices that were fetched are kept."""
+    return installation.folder / "gcp-prices.json"
+
+
+def latest(file: Path) -> PriceList:
+    """The prices that were fetched last, or those that are shipped where these are newer, or none were fetched."""
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        rates = {
+            str(region): {str(name): Rate(float(each[0]), float(each[1])) for name, each in of.items() if name in SHAPES}
+            for region, of in kept["rates"].items()
+        }
+        found = PriceList(str(kept["date"]), rates)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+        return SHIPPED
+    return found if found.date >= SHIPPED.date and any(rates.values()) else SHIPPED
+
+
+def update(file: Path) -> PriceList:
+    """Fetch the newest prices, and keep them in `file`.
+
+    Raises Unreachable where there is no catalog, Rejected for one that says nothing of our machines.
+    """
+    base = os.environ.get("GPUHUNT_CATALOG_URL", CATALOG).rstrip("/")
+    try:
+        with httpx.Client(timeout=PATIENCE) as client:
+            version = _read(client, f"{base}/gcp/version").decode("ascii").strip()
+            if not re.fullmatch(r"[\w.-]{1,64}", version):
+                raise ValueError("it names no version")
+            data = _read(client, f"{base}/gcp/{version}/catalog.zip")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open("gcp.csv") as table:
+            rates = rates_of(csv.DictReader(io.StringIO(table.read(LARGEST).decode("utf-8"))))
+    except (httpx.HTTPError, httpx.InvalidURL, zipfile.BadZipFile, csv.Error, KeyError, ValueError, NotImplementedError) as error:
+        raise Unreachable(f"the catalog of prices at {base} cannot be read: {error or type(error).__name__}") from error
+    if not rates:
+        raise Rejected(f"the catalog of prices at {base} says nothing of the machines that are offered here: the prices stay as they were")
+    found = PriceList(f"{datetime.now(UTC):%Y-%m-%d}", rates)
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    new.write_text(json.dumps(found._asdict()) + "\n", "utf-8")
+    new.replace(file)
+    return found
+
+
+def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
+    """Region -> name of a shape -> what it costs, of the rows of a catalog.  A zone that is dearer than others of its region counts.
+
+    A shape is left out where one of its two prices is missing; one that is sold on the spot market alone needs that alone.
+    Raises KeyError, ValueError.
+    """
+    seen: dict[tuple[str, str], dict[bool, float]] = {}
+    for row in rows:
+        name, count, price = row["instance_name"], int(row["gpu_count"] or 0), float(row["price"])
+        if (gpu := _ATTACHED.get(row["gpu_name"])) is not None:
+            name = f"{name}+{count}x{gpu}"
+        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not (math.isfinite(price) and price > 0):
+            continue
+        prices = seen.setdefault((row["location"].rpartition("-")[0], name), {})
+        sold_spot = row["spot"].lower() == "true"
+        prices[sold_spot] = max(price, prices.get(sold_spot, 0.0))
+    rates: dict[str, dict[str, Rate]] = {}
+    for (region, name), prices in sorted(seen.items()):
+        spot, on_demand = prices.get(True), prices.get(False, prices.get(True) if SHAPES[name].spot_only else None)
+        if spot is not None and on_demand is not None:
+            rates.setdefault(region, {})[name] = Rate(round(on_demand, 5), round(spot, 5))
+    return rates
+
+
+def _read(client: httpx.Client, url: str) -> bytes:
+    found = bytearray()
+    with client.stream("GET", url) as reply:
+        reply.raise_for_status()
+        for data in reply.iter_bytes():
+            found += data
+            if len(found) > LARGEST:
+                raise ValueError(f"it has more than {LARGEST >> 20} MB")
+    return bytes(found)
