@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import errors_page, published, rulebook, settings_page
+from docs import errors_page, faults_page, published, rulebook, settings_page
 from runner.interface import datasheet
 from runner.interface.cli import manual, show
 from runner.language import reference, schema
@@ -22,3 +22,5 @@ if __name__ == "__main__":
     settings.write_text(settings_page.refreshed(settings.read_text("utf-8")), "utf-8")
     errors = shipped() / "docs" / "errors.md"
     errors.write_text(errors_page.refreshed(errors.read_text("utf-8")), "utf-8")
+    fakes = shipped() / "docs" / "fakes.md"
+    fakes.write_text(faults_page.refreshed(fakes.read_text("utf-8")), "utf-8")

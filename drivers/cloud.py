@@ -1,4 +1,5 @@
-"""What drivers of rented machines share: the mark and the keys of a machine, what it does at boot, filters of offers, and a Host over SSH.
+"""What drivers of rented machines share: the mark and the keys of a machine, what it does at boot, filters of offers, a Host over SSH,
+and what is alike in the drivers themselves.
 
 Login and host key of a machine are derived from the installation's own secret and the key of its lease.  They are never stored: any process of this
 installation derives them again.
@@ -14,26 +15,29 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import asyncssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from . import installation
-from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Unreachable, Unsure, Wish, file_name
+from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
+from .web import Web
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
 """One filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
 """Bytes of disk that are rented where a step does not say."""
+RISE: Final = 1.05
+"""A price that is higher by more than this is another offer."""
 
 
 # --- who we are
@@ -122,17 +126,6 @@ def prove(installation: Installation, key: str) -> str:
     """What the machine of a lease executes to show the host key that it was given."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
-
-
-def prolonged(left: timedelta) -> tuple[str, ...]:
-    """The command that has a machine end itself so much later than now."""
-    return (
-        "/bin/sh",
-        "-c",
-        'echo "$(($(date +%s) + $1))" >~/.recipe-new && mv -f ~/.recipe-new ~/.recipe-until',
-        "sh",
-        str(int(left.total_seconds())),
-    )
 
 
 # --- a Host there
@@ -323,3 +316,79 @@ def excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
         ("not for that long", offer.longest is not None and wish.hours is not None and offer.longest < wish.hours),
     )
     return next((words for words, out in tests if out), "")
+
+
+# --- a driver
+
+
+class Wired(Protocol):
+    """The requests of one provider."""
+
+    web: Web
+
+
+_Wire = TypeVar("_Wire", bound=Wired)
+
+
+class Rented(Generic[_Wire]):
+    """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
+
+    traits: Traits
+    provider: str
+    """What people call it."""
+
+    def __init__(
+        self, wire: _Wire, *, image: str, python: str, installation: str | None, poll: float, settles: float, filters: Mapping[str, Value],
+        let_in: Callable[[Lease], Awaitable[None]] | None = None,
+    ) -> None:  # fmt: skip
+        self._wire, self._image, self._data = wire, image, {"python": python}
+        self._filters = Filters().given(filters)
+        self._installation = Installation.of(installation)
+        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
+        self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
+        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
+        self.excluded: Mapping[str, int] = {}
+        """Why the last `offers` left out how many."""
+
+    async def _alive(self, lease: Lease) -> object:
+        """What the provider says of a machine.  Raises HostLost when it is gone or will not run."""
+        raise NotImplementedError
+
+    async def _opened(self, lease: Lease) -> SshHost | None:
+        """The machine, once it lets us in and has shown the host key that is believed."""
+        raise NotImplementedError
+
+    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+        found = self._logins.hosts.get(lease.id) or await self._opened(lease)
+        return None if found is None else (found,)
+
+    def _as_agreed(self, lease: Lease, price: float) -> None:
+        """Raises HostLost where a machine costs more than it was offered for."""
+        if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
+            raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
+
+    def _clock(self) -> tuple[str, str]:
+        """What an account says of the provider's clock."""
+        ahead = self._wire.web.ahead
+        apart = f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {self.provider}: set it"
+        return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart
+
+    def look_for(self, installation: str) -> None:
+        self._installation = self._installation.called(installation)
+
+    async def aclose(self) -> None:
+        await self._logins.aclose()
+        await self._wire.web.aclose()
+
+
+class Deadman(Rented[_Wire]):
+    """One whose machines end themselves by what `boot` began there."""
+
+    async def prolong(self, lease: Lease, until: datetime) -> None:
+        """Have the machine end itself later, or earlier."""
+        if (found := await self.hosts(lease)) is None:
+            raise Unreachable(f"the machine of {lease.key} is not up")
+        left = str(int((until - datetime.now(UTC)).total_seconds()))
+        renew = 'echo "$(($(date +%s) + $1))" >~/.recipe-new && mv -f ~/.recipe-new ~/.recipe-until'
+        async for _ in found[0].call(("/bin/sh", "-c", renew, "sh", left)):
+            pass

@@ -19,7 +19,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from . import cloud, gcp_catalog, gcp_prices, gcp_pulumi
 from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
-from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
 from .ssh import SshHost
@@ -47,12 +47,13 @@ NOTICE: Final = ("/bin/sh", "-c", f'until [ "$({_ASK} "{_METADATA}/preempted?wai
 """Ends on a spot machine when Google is about to take it away."""
 
 
-class Gcp:
+class Gcp(cloud.Rented[Wire]):
     """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
+    provider = "Google"
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=30),
@@ -68,18 +69,15 @@ class Gcp:
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
         python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        self._wire = Wire(api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project)
-        self._project, self._image, self._network, self._data = project, image, network, {"python": python}
+        wire = Wire(api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project)
+        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
+        self._project, self._network = project, network
         self._port = port or int(os.environ.get("GCP_SSH_PORT", "22"))
-        self._installation = Installation.of(installation)
         self._prices = gcp_catalog.latest(gcp_catalog.file_of(self._installation))
-        self._filters = _regions(self._prices, Filters().given(filters))
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image, prices=self._prices.words)
-        self._logins = Logins(self._installation, self._alive, self.traits.poll)
+        self.traits = self.traits._replace(prices=self._prices.words)
+        _regions(self._prices, self._filters)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
         self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
-        self.excluded: Mapping[str, int] = {}
-        """Why the last `offers` left out how many."""
 
     # --- offers
 
@@ -239,18 +237,15 @@ class Gcp:
             return mark
         return self._installation.mark(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16])
 
-    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+    async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it has attested the host key that we gave it and lets us in."""
-        if lease.id in self._logins.hosts:
-            return (self._logins.hosts[lease.id],)
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
             return None
         ours = " ".join(cloud.public(self._installation.host_key(lease.key)).split()[:2])
         if ours not in await harmless(self._wire.host_keys(*_place(lease))):
             return None
-        made = await self._logins.open(lease, USER, found.address, self._port)
-        return None if made is None else (made,)
+        return await self._logins.open(lease, USER, found.address, self._port)
 
     async def release(self, lease: Lease) -> bool:
         """Delete the machine.  True once Google itself says that there is none."""
@@ -290,9 +285,6 @@ class Gcp:
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
-    def look_for(self, installation: str) -> None:
-        self._installation = self._installation.called(installation)
-
     async def leases(self) -> Sequence[Lease]:
         ours = self._installation.name
         found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
@@ -324,12 +316,11 @@ class Gcp:
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": nothing can be rented; ask for some at {self._wire.quotas_page}"
         quota = "not listed" if total is None else f"{total.usage:g} of {total.limit:g} GPUs in all regions{'' if total.limit else none}"
-        ahead = self._wire.web.ahead
         return [
             ("account", f"the project {project}, by {self._wire.source}"),
             ("quota", quota),
             ("prices", self._prices.described),
-            ("clock", "that of Google" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Google: set it"),
+            self._clock(),
         ]
 
     @property
@@ -339,10 +330,6 @@ class Gcp:
 
     async def solvent(self) -> None:
         """Google says only at an order whether the project is billed."""
-
-    async def aclose(self) -> None:
-        await self._logins.aclose()
-        await self._wire.web.aclose()
 
     async def _alive(self, lease: Lease) -> Instance:
         """What Google says of a machine.  Raises HostLost when it is gone or will not run."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -19,14 +19,13 @@ import asyncssh
 
 from . import cloud
 from .base import Charge, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unsure, Wish
-from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .cloud import Value, harmless, markets
 from .prime_wire import FULL, Ask, Pod, Wire, config, config_file, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.primeintellect.ai"
 IMAGE: Final = "ubuntu_22_cuda_12"
 ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
-RISE: Final = 1.05  # a price that is higher by more than this is another offer
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
 FIRST_USE: Final = (
     "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
@@ -34,12 +33,13 @@ FIRST_USE: Final = (
 )
 
 
-class Prime:
+class Prime(cloud.Rented[Wire]):
     """Pods at Prime Intellect.  `api` is its address, `image` what they run, `team` who pays, `key` the file of a private SSH key of the account.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
+    provider = "Prime"
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=60),
@@ -55,19 +55,13 @@ class Prime:
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", team: str = "", key: str = "", first_use: bool = False,
         installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
     ) -> None:  # fmt: skip
-        self._wire = Wire(
+        wire = Wire(
             api or os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or config("base_url") or API,
             team or os.environ.get("PRIME_TEAM_ID") or config("team_id"),
         )
         self._key = Path(os.path.expanduser(key or config("ssh_key_path") or "~/.ssh/id_rsa"))
-        self._data, self._image, self._first_use = {"python": python}, image, first_use
-        self._filters = Filters().given(filters)
-        self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
-        self._logins = Logins(self._installation, self._alive, self.traits.poll)
-        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
-        self.excluded: Mapping[str, int] = {}
-        """Why the last `offers` left out how many."""
+        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
+        self._first_use = first_use
 
     # --- offers
 
@@ -101,7 +95,7 @@ class Prime:
         data = {name: offer.data[name] for name in ("cloudId", "gpuType", "socket", "country", "security") if offer.data[name]}
         wanted = {
             "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": order.image or self._image,
-            "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * RISE, 4), "autoRestart": False,
+            "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * cloud.RISE, 4), "autoRestart": False,
             **({"dataCenterId": offer.data["dataCenter"]} if offer.data["dataCenter"] else {}),
         }  # fmt: skip
         team = {"teamId": self._wire.team} if self._wire.team else None
@@ -118,20 +112,16 @@ class Prime:
         self._agreed[made.id] = offer.price
         return Lease("prime", made.id, order.key, self._data)
 
-    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+    async def _opened(self, lease: Lease) -> SshHost | None:
         """The pod, once it is installed and lets us in with the host key that it showed first."""
-        if lease.id in self._logins.hosts:
-            return (self._logins.hosts[lease.id],)
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
-        if found.price > (agreed := self._agreed.get(lease.id, found.price)) * RISE:
-            raise HostLost(f"it costs ${found.price:.3f} an hour, and was offered for ${agreed:.3f}")
+        self._as_agreed(lease, found.price)
         user, name, port = found.login
         if (trust := await self._trusted(lease, name, port)) is None:
             return None
-        made = await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
-        return None if made is None else (made,)
+        return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
     async def _trusted(self, lease: Lease, name: str, port: int) -> str | None:
         """The host key of a pod: the one that it showed first, to whichever process of this installation.  None while it shows none."""
@@ -156,9 +146,6 @@ class Prime:
         self._installation.first_seen(lease.key).unlink(missing_ok=True)
         return True
 
-    def look_for(self, installation: str) -> None:
-        self._installation = self._installation.called(installation)
-
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
@@ -173,7 +160,7 @@ class Prime:
 
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
-        balance, ahead = await harmless(self._wire.balance()), self._wire.web.ahead
+        balance = await harmless(self._wire.balance())
         try:
             await self._let_in()
             key = f"{self._key}, which the account has"
@@ -191,7 +178,7 @@ class Prime:
             ),
             ("login", key),
             ("host keys", "the first that a pod shows is believed" if self._first_use else FIRST_USE),
-            ("clock", "that of Prime" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Prime: set it"),
+            self._clock(),
         ]
 
     async def solvent(self) -> None:
@@ -219,10 +206,6 @@ class Prime:
         except (OSError, asyncssh.KeyImportError) as error:
             raise Denied(f"the SSH key {self._key} cannot be used: {error}; name another as `key` in `[drivers.prime]`") from error
         return found
-
-    async def aclose(self) -> None:
-        await self._logins.aclose()
-        await self._wire.web.aclose()
 
     async def _alive(self, lease: Lease) -> Pod:
         """What Prime says of a pod.  Raises HostLost when it is gone or will not run."""

@@ -28,11 +28,10 @@ from .base import (
     Rejected,
     Resources,
     Traits,
-    Unreachable,
     Unsure,
     Wish,
 )
-from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .cloud import Filters, Value, harmless, markets
 from .runpod_wire import Gpu, Pod, Wire, none, pod, words
 from .ssh import SshHost
 
@@ -50,7 +49,6 @@ VOLUME: Final = f"/root/{ROOT}"
 """Where the disk of a pod that is kept is mounted: all of ours is there.  What is beside it is wiped when the pod restarts."""
 STARTS: Final = timedelta(minutes=2)
 """In which it is waited whether a pod that is started has its GPUs again."""
-RISE: Final = 1.05  # a price that is higher by more than this is another offer
 # Executed as the container's command, before what the image itself begins; the images of others have no SSH server and no /start.sh.
 _COMMAND: Final = "bash -c 'echo {script} | base64 -d | sh; [ -x /start.sh ] && exec /start.sh; exec sleep infinity'"
 _SERVER: Final = """[ -n "$RECIPE_SSHD_KEYS" ] || command -v sshd || { apt-get update && apt-get install -y openssh-server; }
@@ -62,12 +60,13 @@ _END: Final = """auth="Authorization: Bearer $RUNPOD_API_KEY" self={api}/v2/pods
 $self/action || runpodctl stop pod $RUNPOD_POD_ID"""
 
 
-class Runpod:
+class Runpod(cloud.Deadman[Wire]):
     """Pods at RunPod.  `api` is its address, `image` the container that they run, `python` its Python.
 
     Every other setting is a filter of offers: see `cloud.Filters`.  `verified = false` admits the community cloud.
     """
 
+    provider = "RunPod"
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=30),
@@ -83,15 +82,8 @@ class Runpod:
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", installation: str | None = None,
         poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        self._wire = Wire(api or os.environ.get("RUNPOD_API_URL") or API)
-        self._data, self._image = {"python": python}, image
-        self._filters = Filters().given(filters)
-        self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
-        self._logins = Logins(self._installation, self._alive, self.traits.poll)
-        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
-        self.excluded: Mapping[str, int] = {}
-        """Why the last `offers` left out how many."""
+        wire = Wire(api or os.environ.get("RUNPOD_API_URL") or API)
+        super().__init__(wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters)
 
     # --- offers
 
@@ -190,18 +182,13 @@ class Runpod:
             **({"dataCenterIds": data["centers"].split(",")} if data["centers"] else {}),
         }
 
-    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+    async def _opened(self, lease: Lease) -> SshHost | None:
         """The pod, once its own SSH server lets us in and has shown the host key that we gave it."""
-        if lease.id in self._logins.hosts:
-            return (self._logins.hosts[lease.id],)
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None
-        price = _price(found)
-        if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
-            raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
-        made = await self._logins.open(lease, "root", *found.address)
-        return None if made is None else (made,)
+        self._as_agreed(lease, _price(found))
+        return await self._logins.open(lease, "root", *found.address)
 
     async def release(self, lease: Lease) -> bool:
         """Terminate the pod.  True once RunPod itself says that there is none."""
@@ -248,9 +235,6 @@ class Runpod:
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
-    def look_for(self, installation: str) -> None:
-        self._installation = self._installation.called(installation)
-
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
@@ -259,13 +243,6 @@ class Runpod:
             if (key := self._installation.key(each.name)) is not None
         ]
 
-    async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the pod end itself later, or earlier."""
-        if (found := await self.hosts(lease)) is None:
-            raise Unreachable(f"the pod of {lease.key} is not up")
-        async for _ in found[0].call(cloud.prolonged(until - datetime.now(UTC))):
-            pass
-
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """What RunPod has charged for a lease."""
         return [charge for charge in await harmless(self._wire.charges(lease.id)) if charge.till >= since.timestamp()]
@@ -273,19 +250,14 @@ class Runpod:
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         pods = await harmless(self._wire.listing())
-        ahead = self._wire.web.ahead
         return [
             ("account", f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price for each in pods):.2f} an hour"),
             ("credit", "not shown by RunPod before an order: it must cover an hour of the pod"),
-            ("clock", "that of RunPod" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of RunPod: set it"),
+            self._clock(),
         ]
 
     async def solvent(self) -> None:
         """RunPod says only at an order whether there is enough credit."""
-
-    async def aclose(self) -> None:
-        await self._logins.aclose()
-        await self._wire.web.aclose()
 
     async def _alive(self, lease: Lease) -> Pod:
         """What RunPod says of a pod.  Raises HostLost when it is gone or will not run."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from . import cloud
 from .base import (
-    Argv,
     Charge,
     Denied,
     HostLost,
@@ -26,11 +25,10 @@ from .base import (
     Order,
     Rejected,
     Traits,
-    Unreachable,
     Unsure,
     Wish,
 )
-from .cloud import Filters, Installation, Logins, Value, harmless, markets
+from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
 from .vastai_wire import Ask, Instance, Wire, key_file
 from .web import number
@@ -39,7 +37,6 @@ API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
 SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
-RISE: Final = 1.05  # a price that is higher by more than this is another offer
 # Asked by the machine itself once its time is over, with the key that it was given.
 _ITSELF: Final = """curl -fsS -m 60 -X {method} -H "Authorization: Bearer $CONTAINER_API_KEY" -H 'Content-Type: application/json' -d '{body}' \
 {api}/api/v0/instances/$CONTAINER_ID/ || python3 -c "import os, urllib.request as u
@@ -47,13 +44,14 @@ u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b
     {{'Authorization': 'Bearer ' + os.environ['CONTAINER_API_KEY'], 'Content-Type': 'application/json'}}, method='{method}'), timeout=60)\""""
 
 
-class Vastai:
+class Vastai(cloud.Deadman[Wire]):
     """Machines at Vast.ai.  `api` is its address, `image` the container that they run, `python` its Python, `bid` the highest bid on the spot market,
     US dollars an hour.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
+    provider = "Vast.ai"
     traits = Traits(
         priced=True,
         settles=timedelta(seconds=90),
@@ -69,17 +67,12 @@ class Vastai:
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", bid: float = 128.0, installation: str | None = None,
         poll: float = 5.0, settles: float = 90.0, **filters: Value,
     ) -> None:  # fmt: skip
-        self._wire = Wire(api or os.environ.get("VAST_URL") or API)
-        self._data = {"python": python}
-        self._image, self._bid = image, float(bid)
-        self._filters = Filters().given(filters)
-        self._installation = Installation.of(installation)
-        self.traits = self.traits._replace(poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image)
-        self._logins = Logins(self._installation, self._alive, self.traits.poll, self._attach)
+        wire = Wire(api or os.environ.get("VAST_URL") or API)
+        super().__init__(
+            wire, image=image, python=python, installation=installation, poll=poll, settles=settles, filters=filters, let_in=self._attach
+        )
+        self._bid = float(bid)
         self._attached: set[str] = set()
-        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
-        self.excluded: Mapping[str, int] = {}
-        """Why the last `offers` left out how many."""
 
     # --- offers
 
@@ -147,19 +140,15 @@ class Vastai:
             raise Denied(f"Vast.ai rents nothing to this account: {answer.words} See https://cloud.vast.ai/billing/", lease=lease)
         raise Rejected(f"Vast.ai refuses the order of {offer.id}: {answer.words}", lease=lease)
 
-    async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
+    async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that we gave it."""
-        if lease.id in self._logins.hosts:
-            return (self._logins.hosts[lease.id],)
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
             return None
-        if found.price > (agreed := self._agreed.get(lease.id, found.price)) * RISE:
-            raise HostLost(f"it costs ${found.price:.3f} an hour, and was offered for ${agreed:.3f}")
+        self._as_agreed(lease, found.price)
         if lease.id not in self._attached:
             await self._attach(lease)
-        made = await self._logins.open(lease, "root", *found.address)
-        return None if made is None else (made,)
+        return await self._logins.open(lease, "root", *found.address)
 
     async def release(self, lease: Lease) -> bool:
         """Destroy the machine.  True once Vast.ai itself says that there is none."""
@@ -187,22 +176,11 @@ class Vastai:
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.stopped else "runs"
 
-    def look_for(self, installation: str) -> None:
-        self._installation = self._installation.called(installation)
-
     async def leases(self) -> Sequence[Lease]:
         found = await harmless(self._wire.listing())
         return [
             Lease("vastai", each.id, key, self._data, price=each.price) for each in found if (key := self._installation.key(each.label)) is not None
         ]
-
-    async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself later, or earlier."""
-        if (found := await self.hosts(lease)) is None:
-            raise Unreachable(f"the machine of {lease.key} is not up")
-        argv: Argv = cloud.prolonged(until - datetime.now(UTC))
-        async for _ in found[0].call(argv):
-            pass
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """What Vast.ai has charged for a lease."""
@@ -212,23 +190,19 @@ class Vastai:
     async def account(self) -> Sequence[tuple[str, str]]:
         """What there is to know of the account, as words: nothing is changed."""
         fields = await harmless(self._wire.user())
-        credit, ahead = number(fields, "credit"), self._wire.web.ahead
+        credit = number(fields, "credit")
         return [
             (
                 "account",
                 f"{fields.get('username') or fields.get('id')}, by the key of {'VAST_API_KEY' if os.environ.get('VAST_API_KEY') else key_file()}",
             ),
             ("credit", f"${credit:.2f}" + ("" if credit > 0 else ": nothing can be rented; add some at https://cloud.vast.ai/billing/")),
-            ("clock", "that of Vast.ai" if abs(ahead) < 5 else f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of Vast.ai: set it"),
+            self._clock(),
         ]
 
     async def solvent(self) -> None:
         if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
             raise Denied(f"the account at Vast.ai has ${credit:.2f}: nothing can be rented; add some at https://cloud.vast.ai/billing/")
-
-    async def aclose(self) -> None:
-        await self._logins.aclose()
-        await self._wire.web.aclose()
 
     # --- one machine
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import NewType
 
 Digest = NewType("Digest", str)
@@ -19,6 +20,15 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=T
 
 def of_bytes(data: bytes) -> Digest:
     return Digest(hashlib.sha256(data).hexdigest())
+
+
+def of_file(path: Path) -> str:
+    """The digest of a file; empty for what is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def canonical(value: object) -> bytes:

@@ -8,15 +8,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from runner import errors
 from runner.interface.cli.manual import markdown, refreshed
 from runner.interface.cli.verbs import VERBS, overview, parser_of
+from tests.shelf import RECIPES, ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
-LIBRARY = {path.name.split("@")[0]: yaml.safe_load(path.read_text("utf-8")) for path in sorted(ROOT.glob("recipes/*@*.yaml"))}
+LIBRARY = {name.split("@")[0]: recipe for name, recipe in RECIPES.items()}
 MANUAL = (ROOT / "docs" / "cli.md").read_text("utf-8")
 
 

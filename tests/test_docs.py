@@ -54,7 +54,7 @@ def broken(page: Path, text: str) -> list[str]:
         target = (page.parent / path).resolve() if path else page
         if re.match(r"[a-z]+:", link):
             continue
-        elsewhere = page.parent.name == "docs" and not target.is_relative_to(HOME / "docs")
+        elsewhere = page.parent == HOME / "docs" and not target.is_relative_to(HOME / "docs")
         if not target.exists() or elsewhere or (anchor and anchor not in anchors(PAGES.get(target) or target.read_text("utf-8"))):
             wrong.append(link)
     return wrong

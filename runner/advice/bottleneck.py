@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..language.values import is_number
+
 Word = Literal["LATENCY-BOUND", "DATA-BOUND", "THROUGHPUT-BOUND", "BALANCED"]
 
 PARTS: Final = {
@@ -146,4 +148,4 @@ def _now(inputs: Mapping[str, Any], name: str) -> str:
 
 def _seconds(line: Mapping[str, Any], name: str) -> float | None:
     value = line.get(f"time_{name}")
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+    return float(value) if is_number(value) and value >= 0 else None

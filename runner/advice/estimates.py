@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, NotFound
+from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
 from ..storage import metrics
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 200
 """Earlier runs of a recipe that are looked at."""
-PUBLISHED, COUNTED = "the published figure", "the counted figure"
-"""Names of a figure of the table of diffusion trainings."""
+COUNTED = "the counted figure"
+"""Name of a figure of the table of diffusion trainings that is not published."""
 LEARNED_FROM = 20
 """Of those, the latest whose speed counts."""
 SPREAD = 0.15
@@ -383,7 +384,7 @@ class _Past:
         """The first of these that was reported as a number above 0."""
         for name in names:
             value = self.numbers.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            if is_number(value) and value > 0:
                 return float(value)
         return None
 

@@ -209,31 +209,59 @@ def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(words, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
 
 
+_Row = tuple[str, str, str]
+"""A name, what it is, and more about it."""
+
 # -- as Markdown ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def markdown(sheet: Sheet, shared: Collection[tuple[str, ...]]) -> list[str]:
-    """A section of a page that shows several.  Of inputs that are `shared`, the names."""
+def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
+    """A section of a page that shows several: what a reader chooses by.  Of outputs and inputs that are `shared`, the names."""
     recipe = sheet.recipe
     lines = [f"## {recipe.id}", "", f"**{_cell(recipe.summary)}.**"]
     if recipe.doc:
         lines += ["", *recipe.doc.rstrip().splitlines()]
-    for title, rows in _sections(sheet):
-        if title == _LONG:  # what it took where the page was written says nothing about where it is read
-            continue
-        lines += ["", f"### {title[:1].upper()}{title[1:]}", "", *_table(row for row in rows if row not in shared)]
+    presets = [(name or _BARE, _machine(recipe, preset), _chosen(preset)) for name, preset in choices(recipe)]
+    for title, rows in ((_GOT, _outputs(recipe)), ("preset", presets), (_GIVEN, _inputs(recipe))):
+        lines += ["", *_table(title, (row for row in rows if row not in shared))]
         if names := [f"`{row[0]}`" for row in rows if row in shared]:
-            lines += ["", f"And [those of several recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}"]
-    return lines
+            lines += ["", f"And, [as in other recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}"]
+    used = [*locks(recipe), *(data.folder for data in sheet.data)]
+    lines += ["", f"Steps: {' '.join(f'`{id}`' for id in recipe.steps)}."]
+    return [*lines, "", f"[Used](#{_USED.lower()}): {', '.join(used)}."] if used else lines
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def _table(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
     lines = [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
-    return ["| | |", "|---|---|", *lines] if lines else []
+    return [f"| {title} | |", "|---|---|", *lines] if lines else []
 
 
-def _inputs(recipe: Recipe) -> list[tuple[str, ...]]:
-    return [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
+def _outputs(recipe: Recipe) -> list[_Row]:
+    rows: list[_Row] = []
+    for name, step, output in results(recipe):
+        when = recipe.steps[step].when if step in recipe.steps else None
+        head = (_path(output) if output else step) + (f", when {' '.join(str(when).strip('{} ').split())}" if when is not None else "")
+        rows.append((name, head, output.doc if output else ""))
+    return rows
+
+
+def _chosen(preset: Preset | None) -> str:
+    """What a preset sets; of one for a try nothing, since its values say nothing of yours."""
+    return _preset(preset) if preset is not None and preset.inputs and preset.name != "smoke" else ""
+
+
+def _inputs(recipe: Recipe) -> list[_Row]:
+    return [(spec.name, _briefly(spec), spec.doc) for spec in recipe.inputs.values()]
+
+
+def _briefly(spec: Input) -> str:
+    """Its type, default and choices; `recipe show` has its bounds."""
+    head, *_ = _kind(spec).split("; ")
+    if spec.has_default and isinstance(spec.default, str) and "{{" in spec.default and len(spec.default) > 40:
+        head = f"{spec.type}, by default from other inputs"
+    among = spec.limits.get("choices")
+    notes = [" | ".join(map(str, among)) if isinstance(among, list) else "", "raising it continues" if spec.continues else ""]
+    return "; ".join([head, *(note for note in notes if note)])
 
 
 def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
@@ -242,16 +270,18 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
     _, _, after = rest.partition(END)
     recipes = [sheet.recipe for sheet in sheets]
     lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
-    having: dict[tuple[str, ...], list[str]] = {}
-    for each in recipes:
-        for row in _inputs(each):
-            having.setdefault(row, []).append(each.id)
-    shared = sorted(row for row, ids in having.items() if len(ids) > 1)
-    names = Counter(name for name, *_ in shared)
-    lines += ["", f"## {_SHARED}", "", "Where an input is listed more than once, each line says of which recipes.", ""]
-    lines += _table((*row, f"({', '.join(having[row])})" if names[row[0]] > 1 else "") for row in shared)
+    lines += ["", f"## {_SHARED}", "", "A recipe in which one of these is otherwise says so in its own section.", ""]
+    shared: set[_Row] = set()
+    for title, rows_of in ((_GOT, _outputs), (_GIVEN, _inputs)):
+        having = Counter(row for each in recipes for row in rows_of(each))
+        common = {row[0]: row for row, count in sorted(having.items(), key=lambda item: (item[1], item[0])) if count > 1}
+        lines += [*_table(title, sorted(common.values())), ""]
+        shared |= {*common.values()}
     for sheet in sheets:
-        lines += ["", *markdown(sheet, shared)]
+        lines += [*markdown(sheet, shared), ""]
+    found = {each for sheet in sheets for each in sheet.locks.items()}
+    found |= {(data.folder, data.licence) for sheet in sheets for data in sheet.data}
+    lines += [f"## {_USED}", "", "What locks hold, and the licences of data.", "", *_table("used", sorted(found))]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 
 
@@ -263,7 +293,10 @@ def _cell(words: str) -> str:
 
 _LONG: Final = "how long, how much"
 _BARE: Final = "no preset"
-_SHARED: Final = "Inputs of several recipes"
+_SHARED: Final = "In several recipes"
+_GOT: Final = "you get"
+_GIVEN: Final = "input"
+_USED: Final = "Used"
 
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
@@ -272,7 +305,7 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in choices(recipe)]
     yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
-        yield "inputs", _inputs(recipe)
+        yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
         yield "presets", [(preset.name, _preset(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]

@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
+from ..language.values import is_number
 from ..planning.ids import readable
 from ..secrets import SHORTEST, Masker
 
@@ -257,7 +258,7 @@ def _main(values: Mapping[str, float]) -> str:
 
 
 def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}
+    return {name: value for name, value in numbers.items() if is_number(value) and abs(value) < 1e300}
 
 
 def _last(data: bytes) -> str:

@@ -22,7 +22,7 @@ from runner.secrets import unusable
 from . import library, presets
 from .recipe import Input, InputType, Recipe
 from .template import TemplateError, evaluate, has, references
-from .values import Tree, Where
+from .values import Tree, Where, is_number
 
 if TYPE_CHECKING:
     from .document import Document
@@ -368,14 +368,10 @@ def _choice(spec: Input, value: object) -> Tree:
         if type(choice) is type(value) and choice == value:
             return choice
     for choice in known:
-        if isinstance(value, str) and (_text(choice) == value or (_is_number(choice) and _number(value) == choice)):
+        if isinstance(value, str) and (_text(choice) == value or (is_number(choice) and _number(value) == choice)):
             return choice
     words = [_text(choice) for choice in known]
     raise BadValue("not-allowed", f"must be {_or(words)}, not {_shown(value)}", did_you_mean(_text(value), words) if isinstance(value, str) else "")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _list(spec: Input, value: object) -> Tree:
@@ -487,7 +483,7 @@ def _address(type_: InputType, value: object) -> Tree:
 
 def _within(spec: Input, value: Tree) -> None:
     limits: Mapping[str, Any] = spec.limits
-    if isinstance(value, (int, float)) and _is_number(value):
+    if isinstance(value, (int, float)) and is_number(value):
         for word, says, holds in (
             ("minimum", "at least", lambda bound: value >= bound),
             ("maximum", "at most", lambda bound: value <= bound),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 from runner.errors import Problem, did_you_mean
 
 from . import library
+from .values import is_number
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
@@ -294,7 +295,7 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
         fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"' if "outputs" in path else "write a value, or leave the key out"
         return Fault("null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True)
     fix = ""
-    if isinstance(found, (int, float)) and not isinstance(found, bool):
+    if is_number(found):
         if "duration" in expected:
             fix = f"write its unit, such as {found}s"
         elif "a size" in expected:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 Leaf: TypeAlias = "str | int | float | bool | None"
 Tree: TypeAlias = "Leaf | list[Tree] | dict[str, Tree]"
 Where: TypeAlias = "tuple[str | int, ...]"
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A truth value is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

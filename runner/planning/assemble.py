@@ -110,7 +110,7 @@ def _collisions(sketch: Sketch) -> None:
             other = seen.get(whole)
             if other is not None:
                 if (id(draft.step), output) not in reported:
-                    _two_makers(sketch, draft, output, path, *other)
+                    _two_makers(sketch, draft, output, path, other[0], other[2])
                 reported.add((id(draft.step), output))
             else:
                 seen[whole] = (draft, output, path)
@@ -129,7 +129,7 @@ def _collisions(sketch: Sketch) -> None:
             at = whole.rfind("/", 0, at)
 
 
-def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_output: str, others_path: str) -> None:
+def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str) -> None:
     where = (*draft.step.origin, "outputs", output)
     if other.step is draft.step and draft.matrix:
         used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path

@@ -12,7 +12,6 @@ is lost.  `checkpoint_files` examines their files, `checkpoint_layouts` finds th
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..digest import of_value
+from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
@@ -94,25 +93,20 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
     if not numbers:
         return None
     newest = root / str(max(numbers))
-    return newest, _made_under(newest)
-
-
-def of_generation(generation: Path) -> Mapping[str, Any]:
-    """What a generation was made under: `continues` values, `world`, and its own `id`."""
-    return _made_under(generation)
+    return newest, of_generation(newest)
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     """The folder of a generation that was begun on another machine, made where there is none yet."""
     numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
-    known = next((root / str(number) for number in numbers if _made_under(root / str(number))["id"] == made["id"]), None)
+    known = next((root / str(number) for number in numbers if of_generation(root / str(number))["id"] == made["id"]), None)
     return known or _record(root / str(max(numbers, default=0) + 1), {**NOTHING, **made}, made["continues"], None, "").path
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
     """The generation for an attempt under these `continues` values, by `world` processes; recorded as made under them from now on."""
     path, note = chosen(root, continues, world=world)
-    return _record(path, _made_under(path) if path.exists() else NOTHING, continues, world, note)
+    return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
 
 
 def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> tuple[Path, str]:
@@ -120,7 +114,7 @@ def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None
     note = ""
     generations = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True) if root.is_dir() else []
     for number in generations:
-        made = _made_under(root / str(number))
+        made = of_generation(root / str(number))
         values, by = made["continues"], made["world"]
         over = [f"{name}={values[name]}" for name, value in continues.items() if name in values and values[name] > value]
         if not over and (world is None or by is None or by == world):
@@ -344,16 +338,8 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
         return None
     wrong = next((f"it lacks {name}" for name in sorted(listed) if name not in names), "")
     if thorough and not wrong:
-        wrong = next((f"{name} is not as it was saved" for name in sorted(listed) if _sha256(path / name) != listed[name]), "")
+        wrong = next((f"{name} is not as it was saved" for name in sorted(listed) if of_file(path / name) != listed[name]), "")
     return Verdict(not wrong, "recipe", step, world if isinstance(world, int) else None, wrong)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
 
 
 def _trained(path: Path) -> int | None:
@@ -367,7 +353,8 @@ def _processes(count: int | None) -> str:
     return f"{count} process" + ("" if count == 1 else "es")
 
 
-def _made_under(path: Path) -> dict[str, Any]:
+def of_generation(path: Path) -> dict[str, Any]:
+    """What a generation was made under: `continues` values, `world`, and its own `id`."""
     try:
         found = json.loads((path / "made_under.json").read_text())
     except (OSError, ValueError):

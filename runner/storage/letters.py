@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+from ..language.values import is_number
 from .links import recorded
 from .outbox import Letter
 from .runs import FINAL, POINTS, Event, RunRow, Runs
@@ -233,7 +234,7 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     point: dict[str, object] = {}
     for name in POINT[:-1]:
         value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) != float("inf"):
+        if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     when = line.get("timestamp")
     point["timestamp"] = when if isinstance(when, str) else moment(when if isinstance(when, (int, float)) else at)

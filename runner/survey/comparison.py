@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..errors import Invalid, RecipeError
+from ..language.values import is_number
 from ..planning.halving import STOPPED
 from ..planning.ids import bare
 from ..storage.index import Trace
@@ -150,7 +151,7 @@ def _cell(value: object) -> Cell:
 
 def numeric(value: object) -> TypeGuard[int | float]:
     """Whether a metric is a number that can be compared."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def less(metric: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..language.values import is_number
 from ..planning.step import MetricsSpec
 from ..storage import metrics
 from ..storage.runs import AttemptRow
@@ -71,7 +72,7 @@ def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]
     for point in said:
         values |= point
         for name, value in point.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if is_number(value):
                 numbers.setdefault(name, []).append(value)
     ranges = {name: (min(many), max(many)) for name, many in numbers.items()}
     return {name: Metric(value, *ranges.get(name, (None, None))) for name, value in (values | {**last}).items()}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from ..language.values import is_number
 from ..storage import metrics
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
@@ -55,4 +56,4 @@ _GPU: Final = (("gpu_utilization_percent", 0, "%"), ("gpu_memory_used_gb", 1, " 
 
 
 def _numbers(sample: Mapping[str, metrics.Value]) -> dict[str, float]:
-    return {name: value for name, value in sample.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    return {name: value for name, value in sample.items() if is_number(value)}

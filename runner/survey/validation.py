@@ -17,7 +17,7 @@ from ..language import document as documents
 from ..language import inputs, parse, shell
 from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
-from ..language.values import Tree, Where
+from ..language.values import Tree, Where, is_number
 from ..planning.compile import compile_plan
 from . import code_warnings
 from .imports import syntax_of
@@ -160,7 +160,7 @@ def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
     made: dict[str, list[Any]] = {
         "string": texts,
         "integer": numbers,
-        "number": [low + (high - low) / (turn + 2), *numbers] if _is_number(low) and _is_number(high) else numbers,  # type: ignore[operator]
+        "number": [low + (high - low) / (turn + 2), *numbers] if is_number(low) and is_number(high) else numbers,
         "boolean": [turn == 0],
         "choice": options if turn == 0 else options[::-1],
         "object": [{}],
@@ -172,7 +172,3 @@ def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
         return made.get(spec.type, [])
     items = made.get(spec.items or "string", [])
     return [items[: turn + 1], items[:1], items[:2], items[:3], []]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

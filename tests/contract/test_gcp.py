@@ -74,7 +74,7 @@ class TestGcp(
 
 @pytest.mark.proof
 class TestJobsAtGcp(TestGcp, DriverContract):
-    """Its hosts are those of vastai."""
+    """Its hosts are those of ssh."""
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:

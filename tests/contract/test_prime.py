@@ -45,7 +45,7 @@ class TestPrime(AccountedContract, ClosingContract, ExcludingContract, MarkingCo
 
 @pytest.mark.proof
 class TestJobsAtPrime(TestPrime, DriverContract):
-    """Its hosts are those of vastai."""
+    """Its hosts are those of ssh."""
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:

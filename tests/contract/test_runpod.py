@@ -47,7 +47,7 @@ class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, MarkingC
 
 @pytest.mark.proof
 class TestJobsAtRunpod(TestRunpod, DriverContract):
-    """Its hosts are those of vastai."""
+    """Its hosts are those of ssh."""
 
 
 def test_a_pod_that_is_started_without_a_gpu_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentingContract, DriverContract):
+class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))
@@ -41,6 +41,11 @@ class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingC
 
     def make(self, place: Path) -> Vastai:
         return Vastai(**json.loads((place / "settings.json").read_text()))
+
+
+@pytest.mark.proof
+class TestJobsAtVastai(TestVastai, DriverContract):
+    """Its hosts are those of ssh."""
 
 
 def test_the_driver_is_loaded_by_its_name() -> None:

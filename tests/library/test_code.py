@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shelf import RECIPES, ROOT
+
 TRAINERS = ROOT / "recipes" / "trainers"
-RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 STEPS = [(name, step) for name, recipe in RECIPES.items() for step, spec in recipe["steps"].items() if "uses" not in spec]
 FAMILIES = {"flux": "image_flux.py", "sdxl": "image_sdxl.py"}  # loaded by the name of the family
 

@@ -10,7 +10,7 @@ import pytest
 from tests.library.smoke import smoke
 
 
-@pytest.mark.slow
+@pytest.mark.proof  # in `make test` reward@1 is trained from the same pairs, and the trainer of both: test_preference_train
 def test_it_learns(tmp_path: Path) -> None:
     results = smoke("dpo@1", tmp_path)
     report = json.loads((results / "report" / "report.json").read_text())

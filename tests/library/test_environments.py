@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shelf import RECIPES, ROOT
+
 LOCKS = {file.stem: file for file in sorted((ROOT / "recipes" / "locks").glob("*.txt"))}
 TRAINERS = ROOT / "recipes" / "trainers"
-RECIPES = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((ROOT / "recipes").glob("*@*.yaml"))}
 WITHOUT = {
     "ai-toolkit@1": "ai-toolkit is on no index; what checks and starts it needs Python alone, and its launcher names an environment of its own",
     "prime-rl@1": "prime-rl is on no index; its guard needs Python alone, and its launcher names an environment of its own",

@@ -10,7 +10,7 @@ import pytest
 from tests.library.smoke import smoke
 
 
-@pytest.mark.slow
+@pytest.mark.proof  # that its trainer learns, and resumes to the same bits: test_rlhf_trainer
 def test_completions_of_held_out_prompts_become_worth_more(tmp_path: Path) -> None:
     results = smoke("rlhf@1", tmp_path)
     report = json.loads((results / "report" / "report.json").read_text())

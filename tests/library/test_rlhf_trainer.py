@@ -106,6 +106,22 @@ def test_held_out_prompts_are_judged_by_their_reward_and_the_rate_falls_as_asked
     assert not any("eval_loss" in line for line in told)
 
 
+def test_completions_of_both_models_are_compared_on_held_out_prompts(prompts: Path, trained: Path, tmp_path: Path) -> None:
+    done = run(
+        program(
+            "rlhf_evaluate.py", "--data", prompts, "--base", BASE, "--init", "random", "--model", trained / "learned", "--report", tmp_path,
+            "--rewards", '{"share": 1}', "--reward-pattern", "[aeiou]", "--prompts", 3, "--samples", 2, "--max-completion-length", 8, "--micro-batch", 4,
+        )
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["prompts"], report["samples"]) == (3, 6) and report["kl_per_token"] > 0
+    assert report["rewards"]["share"] == {"weight": 1, "before": report["reward_before"], "after": report["reward_after"]}
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [set(sample) for sample in samples] == [{"prompt", "before", "after"}] * 6
+    assert f"{report['kl_per_token']:.4f}" in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.proof
 def test_a_training_whose_reward_falls_is_over_and_its_best_model_comes_out_though_it_was_resumed(prompts: Path, tmp_path: Path) -> None:
     """A rate that is far too high; with dropout, whose draws come back, and a callback of the user's."""

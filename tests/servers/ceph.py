@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .fakegcs import free_port
-from .moto import answers
+from .moto import answers, parsed_once
 
 _count = itertools.count(1)
 PROGRAMS = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
@@ -75,6 +75,7 @@ class Ceph:
         import boto3
         from botocore.config import Config
 
+        parsed_once()
         plain = Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
         secrets = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
         return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", config=plain, **secrets)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -68,8 +69,17 @@ class Moto:
     def _client(self, service: str) -> Any:
         import boto3
 
+        parsed_once()
         secrets = {"aws_access_key_id": self.environ["AWS_ACCESS_KEY_ID"], "aws_secret_access_key": self.environ["AWS_SECRET_ACCESS_KEY"]}
         return boto3.client(service, endpoint_url=self.endpoint, region_name="us-east-1", **secrets)
+
+
+def parsed_once() -> None:
+    """Have the descriptions of Amazon's services read once, not by each client of this process: it takes longer than what a client is asked here."""
+    from botocore.loaders import JSONFileLoader
+
+    if not isinstance(vars(JSONFileLoader)["load_file"], staticmethod):
+        JSONFileLoader.load_file = staticmethod(functools.cache(JSONFileLoader().load_file))
 
 
 def answers(url: str, *, seconds: float = 20.0) -> bool:

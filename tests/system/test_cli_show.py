@@ -10,7 +10,7 @@ import pytest
 
 from runner.interface import datasheet
 from runner.interface.cli import show
-from runner.language import library, parse
+from runner.language import document, library, parse
 from runner.paths import shipped
 from tests.support import Space
 
@@ -146,6 +146,24 @@ def test_the_page_of_the_library_is_what_the_recipes_say() -> None:
     assert datasheet.refreshed(page, show.library_sheets()) == page, "write it anew: python -m docs.generate"
     for entry in library.entries():
         assert f"## {entry.id}\n" in page and f"(#{entry.id.replace('@', '')})" in page
+
+
+def test_the_page_says_once_what_several_recipes_have_and_recipes_that_differ_say_it_themselves() -> None:
+    seed = "{type: integer, default: %d, doc: Decides the order}"
+    sheets = [
+        datasheet.Sheet(
+            parse.recipe(
+                document.parse(f"recipe: {name}@1\ninputs: {{seed: {seed % default}, own: {{type: string}}}}\nsteps: {{a: {{run: echo}}}}\n", name)
+            ),
+            {},
+        )
+        for name, default in (("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 1))
+    ]
+    page = datasheet.refreshed(f"{datasheet.BEGIN}{datasheet.END}", sheets)
+    several, *each = page.split("\n## ")[1:]
+    assert "| `seed` | integer = 1<br>Decides the order |" in several
+    assert ["integer = 0<br>Decides the order" in section for section in each[:5]] == [True, True, False, False, False]
+    assert [section.count("(#in-several-recipes): `seed` `own`") for section in each[:5]] == [0, 0, 1, 1, 1] and page.count("Decides the order") == 3
 
 
 def test_a_store_that_cannot_be_read_hides_no_recipe(space: Space) -> None:

@@ -1,4 +1,8 @@
-"""The same training on one node with two processes and on two nodes with one each: the same bits, also, for `make proof`, when a node is killed on the way."""
+"""The same training on one node with two processes and on two nodes with one each, one of which is killed on the way: the same bits.
+
+`make test` has the parts: a step on two nodes (test_nodes, test_slurm_runs), the kill of a node (test_nodes_killed), and that two processes learn and resume
+to the same bits (test_text_train).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from tests.support import Space, until
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = bool(os.environ.get("RECIPE_NODES_ALL"))
-"""Try all trainers, killed and not: minutes."""
+"""Try all trainers: minutes."""
 STEPS = 4
 ENV = {"OMP_NUM_THREADS": "1"}  # as many threads in each process, on however many nodes they are
 
-pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.proof]
 
 
 class Nodes(NamedTuple):
@@ -113,16 +117,15 @@ def trainers(folder: Path) -> list[psutil.Process]:
 
 
 HERE = SLURM if shutil.which("slurmctld", path=f"{os.defpath}:/usr/sbin") else LOOPBACK
-CASES = [pytest.param("sft@1", False, HERE), pytest.param("sft@1", True, HERE, marks=pytest.mark.proof)]
+CASES = [pytest.param("sft@1", HERE)]
 if ALL:
-    CASES += [pytest.param(recipe, True, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1")]
+    CASES += [pytest.param(recipe, LOOPBACK) for recipe in ("sft@1", "cpt@1", "dpo@1", "flux-lora@1")]
 
 
-@pytest.mark.parametrize(("recipe", "dies", "nodes"), CASES, indirect=["nodes"], ids=lambda value: value.driver if isinstance(value, Nodes) else None)
-def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, dies: bool, nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "nodes"), CASES, indirect=["nodes"], ids=lambda value: value.driver if isinstance(value, Nodes) else None)
+def test_two_nodes_learn_the_very_bits_that_two_processes_learn(recipe: str, nodes: Nodes, tmp_path: Path) -> None:
     one = workspace(tmp_path / "one", recipe, 2)
     ran(one, *asked(recipe))
     two = workspace(tmp_path / "two", recipe, 1, nodes)
-    words = (*asked(recipe), "--nodes", "2", "--driver", nodes.driver)
-    killed(two, nodes, *words) if dies else ran(two, *words)
+    killed(two, nodes, *asked(recipe), "--nodes", "2", "--driver", nodes.driver)
     assert learned(two) == learned(one) != {}

@@ -1,4 +1,8 @@
-"""The show case of state: a training over ssh whose machine dies goes on elsewhere, and ends in the same bits as one that nobody disturbed."""
+"""The show case of state: a training over ssh whose machine dies goes on elsewhere, and ends in the same bits as one that nobody disturbed.
+
+`make test` has the parts: a training that goes on on another machine (test_spot, test_states_in_a_store), and one that is killed and ends in the same bits
+(test_text_train).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS, SAVED = int(os.environ.get("RECIPE_SFT_STEPS", "12")), 4
 ASKED = ("--preset", "smoke", "--python", "current", "--until", "train", f"max_steps={STEPS}", f"save_every={SAVED}", "eval_every=0")
 
-pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("sft"), pytest.mark.proof]
 
 
 def workspace(root: Path) -> Space:

@@ -31,6 +31,13 @@ def results_place(text: str) -> Path | str:
     return workspace.results_place(text)
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
     """The words that say what to run; `also_updates`: what `--update` does beside."""
     parser.add_argument("recipe", nargs="?", help=RECIPE)

@@ -21,6 +21,7 @@ from ..tables import aligned
 from ..tail import canvas, named, shown, span
 from . import costs
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
+from .flags import positive
 
 if TYPE_CHECKING:
     from ...storage.runs import RunRow
@@ -35,7 +36,7 @@ _NEAR, _ALL = 1000, 1_000_000
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "runs":
-        parser.add_argument("-n", dest="last", type=_positive, default=20, metavar="N", help="show the N newest runs (default: 20)")
+        parser.add_argument("-n", dest="last", type=positive, default=20, metavar="N", help="show the N newest runs (default: 20)")
         parser.add_argument("--recipe", metavar="RECIPE", help="only those of this recipe, by its name or path")
         parser.add_argument("--failed", action="store_true", help="only those that failed, or whose worker died")
         parser.add_argument("--tag", metavar="TAG", help="only those with this tag")
@@ -50,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             help="an id or a part of one, last (the default), last~1; a step of it; or a step of the last run",
         )
         parser.add_argument("-f", "--follow", action="store_true", help="follow what is printed, until the run or the step is over")
-        parser.add_argument("--attempt", type=_positive, metavar="N", help="this attempt of each step (default: the last)")
+        parser.add_argument("--attempt", type=positive, metavar="N", help="this attempt of each step (default: the last)")
         parser.add_argument("--node", type=_rank, default=0, metavar="N", help="of a step on several nodes: what it printed on this one (default: 0)")
         parser.epilog = "examples:\n  recipe logs train -f\n  recipe logs 20261121-055609 | grep loss"
     else:
@@ -395,10 +396,3 @@ def _rank(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError("must be a number from 0 on")
     return int(text)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

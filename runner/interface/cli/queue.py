@@ -20,7 +20,7 @@ from ...storage.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun
-from .flags import check_driver, request_of
+from .flags import check_driver, positive, request_of
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     else:
         parser.add_argument("--once", action="store_true", help="end when no run is due, instead of waiting for more")
         words = "runs at once, each in a process of its own (default: $MAX_CONCURRENT_JOBS, else 1)"
-        parser.add_argument("--concurrency", type=_positive, default=os.environ.get("MAX_CONCURRENT_JOBS") or 1, metavar="N", help=words)
+        parser.add_argument("--concurrency", type=positive, default=os.environ.get("MAX_CONCURRENT_JOBS") or 1, metavar="N", help=words)
         parser.add_argument("--driver", default="", metavar="NAME", help="only runs that were submitted for this driver")
         parser.add_argument("--label", type=_label, action="append", default=[], metavar="K=V", help="what this worker has: runs may ask for it")
         parser.add_argument("--tied", action="store_true", help="end when the standard input does: for a program that has this worker as its child")
@@ -187,7 +187,7 @@ def _most(text: str) -> tuple[str, int]:
     kind, number = _label(text)
     if kind not in LIMITED:
         raise argparse.ArgumentTypeError(f'"{kind}" is none of {", ".join(LIMITED)}')
-    return kind, _positive(number)
+    return kind, positive(number)
 
 
 def _moment(text: str) -> float:
@@ -195,10 +195,3 @@ def _moment(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise argparse.ArgumentTypeError(f'"{text}" is no time; write it as 2026-12-01T20:00') from None
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ...advice import bottleneck
 from ...errors import CannotRun, NotFound
 from ...language.units import about
+from ...language.values import is_number
 from ...planning import causes
 from ...planning.ids import bare, names, stored
 from ...storage import metrics
@@ -265,7 +266,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "steps": len(lines),
         "last_step": last.get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
-        "memory_gb": max((float(line["memory_gb"]) for line in lines if _number(line.get("memory_gb"))), default=None),
+        "memory_gb": max((float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))), default=None),
         "gpu": gpu if isinstance(gpu, str) else None,
         "speeds": {name: round(rate, 3) for name in ("samples_per_second", "tokens_per_second") if (rate := metrics.mean_rate(lines, name))},
         "step_seconds": None,
@@ -301,11 +302,7 @@ def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return next((float(line[name]) for line in lines if _number(line.get(name))), None)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return next((float(line[name]) for line in lines if is_number(line.get(name))), None)
 
 
 def as_text(run: RunReport) -> list[str]:
@@ -352,14 +349,14 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     """Steps with metrics, the instances of one together."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
-        if any(of_note(name) and _number(value["last"]) for name, value in step["metrics"].items()):
+        if any(of_note(name) and is_number(value["last"]) for name, value in step["metrics"].items()):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
 
 
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
     """A table of the last values of metrics, and of the best where they were better before."""
-    names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if _number(value["last"]))
+    names = dict.fromkeys(name for step in steps for name, value in step["metrics"].items() if is_number(value["last"]))
     wanted = [name for name in names if of_note(name)]
     columns: list[tuple[str, str, str]] = []  # head, metric, which value of it
     for name in wanted[:_COLUMNS]:

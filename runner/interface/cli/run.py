@@ -17,7 +17,7 @@ from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
-from .flags import add_request, add_where, color, filters, request_of
+from .flags import add_request, add_where, color, filters, positive, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -398,13 +398,6 @@ def _seconds(value: float) -> str:
         return f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _pool(word: str) -> tuple[str, float]:

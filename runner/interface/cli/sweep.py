@@ -21,7 +21,7 @@ from ...survey import comparison, stopped
 from ...survey.results import points
 from ...survey.survey import Request
 from . import run as running
-from .flags import published_below, values_of
+from .flags import positive, published_below, values_of
 from .results import as_text
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     best.add_argument("--min", metavar="METRIC", help="the instance with the least of this metric is the best")
     best.add_argument("--max", metavar="METRIC", help="the one with the most of it")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--random", type=running.positive, metavar="N", help="only so many combinations, by chance")
+    how.add_argument("--random", type=positive, metavar="N", help="only so many combinations, by chance")
     how.add_argument(
-        "--tpe", type=running.positive, metavar="N", help="search: N trials, each round proposed from what came of those before (extra `search`)"
+        "--tpe", type=positive, metavar="N", help="search: N trials, each round proposed from what came of those before (extra `search`)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which by chance (default: 0): a greater --random or --tpe adds some")
     parser.add_argument(

@@ -44,15 +44,15 @@ def token_of(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def _options(address: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _options(address: str) -> tuple[str, dict[str, str]]:
     """The address of a server, and what is sent with each request.  Raises Invalid."""
     parts = urlsplit(address)
     if not parts.hostname or parts.username or parts.query or parts.fragment:
         raise Invalid([Problem("bad-address", f"{parts.hostname or address} is no address of a server", fix="write it as https://HOST:PORT")])
-    if parts.scheme == "http" and parts.hostname not in _LOOPBACK and environ.get("RECIPE_INSECURE") != "1":
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK and os.environ.get("RECIPE_INSECURE") != "1":
         fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 where something else encrypts"
         raise Invalid([Problem("not-encrypted", f"the token would go to {parts.hostname} for everybody to read", fix=fix)])
-    token = token_of(environ)
+    token = token_of(os.environ)
     if not token.isascii() or any(char.isspace() for char in token):
         raise Invalid([Problem("bad-token", "the token is not one that a server gave out", fix="look at RECIPE_TOKEN")])
     return address.rstrip("/"), {"Authorization": f"Bearer {token}"} if token else {}
@@ -90,11 +90,11 @@ class Answer:
 class Server:
     """A server at an address, with a connection that is kept.  Raises Invalid, Infrastructure."""
 
-    def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, address: str) -> None:
         _httpx()
         import httpx
 
-        self.name, headers = _options(address, environ)
+        self.name, headers = _options(address)
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
 
     def send(self, ask: Ask) -> Answer:
@@ -133,11 +133,11 @@ class AsyncAnswer:
 class AsyncServer:
     """The same by `await`."""
 
-    def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, address: str) -> None:
         _httpx()
         import httpx
 
-        self.name, headers = _options(address, environ)
+        self.name, headers = _options(address)
         self._client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
 
     async def send(self, ask: Ask) -> AsyncAnswer:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
+from ...digest import of_file
 from ...errors import CannotRun, Corrupt
 from .core import File
 
@@ -58,7 +59,7 @@ class Download:
         target = self.paths[-1]
         if (file.content and self._hash.hexdigest() != file.content) or file.size not in (None, self._size):
             raise Corrupt(f"{file.path} came damaged: {self._size} bytes, and not those that its name says", fix="try again")
-        if not self._overwrite and os.path.lexists(target) and _digest(target) != self._hash.hexdigest():
+        if not self._overwrite and os.path.lexists(target) and of_file(target) != self._hash.hexdigest():
             raise CannotRun(f"{target} is there and is another file", fix="move it away, or give overwrite=True (--overwrite)")
         if file.executable:
             self._part(target).chmod(0o755)
@@ -77,12 +78,3 @@ class Download:
                 self._out.close()
                 with contextlib.suppress(FileNotFoundError):
                     self._part(self.paths[-1]).unlink()
-
-
-def _digest(path: Path) -> str:
-    """The digest of a file; empty for what is none."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
