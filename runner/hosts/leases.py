@@ -149,7 +149,7 @@ class Leases:
         """
         if short := self.budget.pays(need, offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-        until = self.budget.until(offer.price, self.budget.left(), shares)
+        until = self.budget.until(0.0 if offer.queued else offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)
         self.ledger.ask(row)
         crashpoint("lease-intended")
@@ -264,7 +264,7 @@ class Leases:
                 row = await self._looked_for(row)
             if row.price and row.state in ("COMING", "UP") and row.until <= time.time() and self.driver.traits.ends == "nothing":
                 row = await self.renew(row)
-            if row.state == "RELEASING" or (row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
+            if row.state == "RELEASING" or (self.driver.traits.priced and row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
                 with suppress(DriverError):  # asked again by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
@@ -284,7 +284,8 @@ class Leases:
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
-        until = self.budget.until(row.price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
+        price = 0.0 if offer_of(row).queued else row.price
+        until = self.budget.until(price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
         if until.timestamp() <= max(row.until, time.time() + ENDING):  # of one past its time, where nothing is left
             return row
         if self.driver.traits.replays:

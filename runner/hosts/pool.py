@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from drivers.base import (
@@ -213,6 +214,8 @@ class HostPool:
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
         for offer in await self._offers(self._wish):
+            if short := self._of().budget.pays(self._wish.need, offer):
+                raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
@@ -369,12 +372,19 @@ class HostPool:
         self.box = {name: settings[name] for name in ("container", "container_engine", "engine_args", "container_args") if name in settings}
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
-        path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
-        leases = KeptLeases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases = KeptLeases(
+            driver,
+            self.name,
+            Ledger.open(_noted_in(self.ws, self.run, self.name, driver)),
+            self.run,
+            str(self.ws.root),
+            lambda before, row: self.moves.append((before, row)),
+        )
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         budget = leases.budget
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
-        budget.limit, budget.least, leases.say = self.limit, least_of(settings), self.say
+        budget.limit = self.limit if driver.traits.priced or driver.traits.billed else None
+        budget.least, leases.say = least_of(settings), self.say
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
@@ -484,6 +494,17 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
     return driver_of(name, ws.config.driver(name), hosts, str(ws.home), "" if python == interpreters.CURRENT else python)
+
+
+def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
+    """The ledger of a run's leases: what costs money is in that of the user.  An allocation stays where it was noted, though prices are set."""
+    user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
+    usual, other = (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
+    if not driver.traits.allocates:
+        return usual
+    with Ledger.open(other, read_only=True) as noted:
+        there = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
+    return other if there else usual
 
 
 async def _left(site: Site, *, sweep: bool) -> None:
