@@ -1,11 +1,12 @@
 """Workers of runs in PostgreSQL while the server is restarted and workers stand still: what began twice, was lost, or was stored twice.
 
-usage: faults.py [--minutes 10] [--workers 4] [--restarts 5-40] [--zombies 0] [--seed 1] [--runs N]
+usage: faults.py [--minutes 10] [--workers 4] [--restarts 5-40] [--zombies 0] [--seed 1] [--runs N] [--even]
 
-Runs of two steps are submitted, each with a key of its own, until the minutes are over or there are N; `recipe worker` processes of one folder carry
-them out.  Meanwhile the server is ended at once (`pg_ctl stop -m immediate`) and started again every 5 to 40 seconds (`--restarts 0`: never), and
-`--zombies` times a worker is stopped (SIGSTOP) for three times as long as a claim lasts, and goes on then.  Each step writes a line to a file of its
-own when it begins.  At the end everything is looked at.  Exit code 1: something began twice, was lost, or has a gap.
+Runs of two steps are submitted, each with a key of its own, until the minutes are over or there are N, as fast as they are done or, with `--even`,
+spread over the minutes; `recipe worker` processes of one folder carry them out.  Meanwhile the server is ended at once (`pg_ctl stop -m immediate`)
+and started again every 5 to 40 seconds (`--restarts 0`: never), and `--zombies` times a worker is stopped (SIGSTOP) for three times as long as a
+claim lasts, and goes on then.  Each step writes a line to a file of its own when it begins.  At the end everything is looked at.  Exit code 1:
+something began twice, was lost, or has a gap.
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ def main() -> int:
     parser.add_argument("--zombies", type=int, default=0, help="how often a worker is stopped for three times a claim")
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--even", action="store_true", help="spread the runs over the minutes")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="recipe-faults") as folder, Durable() as server:
         root, url = Path(folder), server.url()
@@ -188,7 +190,8 @@ def main() -> int:
             while count < args.runs and time.monotonic() - begun < 60 * args.minutes:
                 workers.tend()
                 waiting = int(str(asked(url, "SELECT count(*) FROM runs WHERE state IN ('QUEUED', 'ACTIVE')")[0][0]))
-                for _ in range(AHEAD - waiting):
+                due = args.runs * (time.monotonic() - begun) / (60 * args.minutes) if args.even else args.runs
+                for _ in range(min(AHEAD - waiting, int(due) - count)):
                     unanswered += submitted(root, environ, count)
                     count += 1
                 time.sleep(0.2)

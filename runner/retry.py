@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 Policy: TypeAlias = "Callable[[Exception, int], float | None]"
 """(what went wrong, how often it was tried) -> seconds until the next try, or None: give up."""
-Told: TypeAlias = "Callable[[Exception], object]"
+OnRetry: TypeAlias = "Callable[[Exception], object]"
 """Called with what went wrong before each further try."""
 
 
@@ -37,7 +37,7 @@ def backoff(
     return policy
 
 
-def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] = time.sleep, told: Told = _nothing) -> T:
+def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] = time.sleep, on_retry: OnRetry = _nothing) -> T:
     """The answer of `do`.  Raises its error when the policy gives up."""
     tried = 0
     while True:
@@ -47,12 +47,12 @@ def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] 
             tried += 1
             if (wait := policy(error, tried)) is None:
                 raise
-            told(error)
+            on_retry(error)
         sleep(wait)
 
 
 async def retry_async(
-    ask: Callable[[], Awaitable[T]], policy: Policy, sleep: Callable[[float], Awaitable[object]] | None = None, told: Told = _nothing
+    ask: Callable[[], Awaitable[T]], policy: Policy, sleep: Callable[[float], Awaitable[object]] | None = None, on_retry: OnRetry = _nothing
 ) -> T:
     """The same for a coroutine function."""
     import asyncio
@@ -65,5 +65,5 @@ async def retry_async(
             tried += 1
             if (wait := policy(error, tried)) is None:
                 raise
-            told(error)
+            on_retry(error)
         await (sleep or asyncio.sleep)(wait)

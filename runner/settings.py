@@ -236,9 +236,9 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
         problems.append(Problem("not-utf8", "this is not UTF-8 text", Location(str(path), data[: error.start].count(b"\n") + 1, 1)))
         return None
     except tomllib.TOMLDecodeError as error:
-        told = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
-        line, column = (int(told[2]), int(told[3])) if told and told[2] else (text.count("\n") + 1, 1)
-        problems.append(Problem("not-toml", told[1] if told else str(error), _location(str(path), text, line, column)))
+        found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
+        line, column = (int(found[2]), int(found[3])) if found and found[2] else (text.count("\n") + 1, 1)
+        problems.append(Problem("not-toml", found[1] if found else str(error), _location(str(path), text, line, column)))
         return None
     file = _File(str(path), text, value)
     problems += _faults(file)
@@ -255,10 +255,10 @@ def _merged(files: list[_File]) -> Config:
     lists: dict[str, tuple[str, ...]] = {}
     receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
     for file in reversed(files):
-        for kind, told in receivers.items():
+        for kind, receiver_list in receivers.items():
             for n, table in enumerate(file.value.get(kind, ())):
-                origins.update({(kind, str(len(told)), key): _origin(file, (kind, str(n), key)) for key in table})
-                told.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
+                origins.update({(kind, str(len(receiver_list)), key): _origin(file, (kind, str(n), key)) for key in table})
+                receiver_list.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
         for keys in _LISTS:
             if keys[1] in (table := file.value.get(keys[0], {})):
                 lists[".".join(keys)] = tuple(table[keys[1]])

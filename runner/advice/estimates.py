@@ -296,7 +296,7 @@ def _measured(recipe: str, past: Sequence[_Past], seen: training_from_inputs.Pic
         return None
     held = round(max(sizes) * 1e9)
     size = held + CONTEXT
-    return Estimate(size, round(size * 0.95), round(size * 1.05), (("as measured", held), ("CUDA", CONTEXT)), _told(sizes, alike[-1].kind))
+    return Estimate(size, round(size * 0.95), round(size * 1.05), (("as measured", held), ("CUDA", CONTEXT)), _measured_on(sizes, alike[-1].kind))
 
 
 def _guess(what: str, gpu: Gpu) -> str:
@@ -375,21 +375,21 @@ class _Past:
     """An earlier training on a GPU: its inputs, its last reported metrics, the name of its GPU, and where all its metrics are kept."""
 
     inputs: Mapping[str, Any]
-    told: Mapping[str, Any]
+    numbers: Mapping[str, Any]
     kind: str
     kept: Path
 
     def number(self, *names: str) -> float | None:
         """The first of these that was reported as a number above 0."""
         for name in names:
-            value = self.told.get(name)
+            value = self.numbers.get(name)
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
                 return float(value)
         return None
 
     def speed(self) -> float | None:
         """Samples a second: the mean over its steps, or of the last where no more is kept."""
-        return metrics.mean_rate(metrics.told(self.kept), "samples_per_second") or self.number("samples_per_second")
+        return metrics.mean_rate(metrics.points(self.kept), "samples_per_second") or self.number("samples_per_second")
 
 
 def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]:
@@ -403,11 +403,11 @@ def _past(ws: Workspace, recipe: str, step: str, gpu: Gpu | None) -> list[_Past]
     found: dict[str, _Past] = {}
     for row in reversed(rows):
         for each in done[row.id]:
-            told = traces[each.key].numbers if each.key in traces else {}
-            kind = told.get("gpu")
+            numbers = traces[each.key].numbers if each.key in traces else {}
+            kind = numbers.get("gpu")
             if isinstance(kind, str) and (gpu is None or _same(kind, gpu)):
                 kept = ws.kept(row.id, each.step, each.n, ".metrics")
-                found[each.key] = _Past(row.inputs, told, kind, kept)
+                found[each.key] = _Past(row.inputs, numbers, kind, kept)
     return list(found.values())
 
 
@@ -439,10 +439,10 @@ def _learned(ws: Workspace, found: Estimate, recipe: str, past: Sequence[_Past])
         kinds.append(each.kind)
     if not ratios:
         return found
-    return calibrated(found, sum(ratios) / len(ratios), len(ratios), _told(sizes, kinds[-1]))
+    return calibrated(found, sum(ratios) / len(ratios), len(ratios), _measured_on(sizes, kinds[-1]))
 
 
-def _told(sizes: Sequence[float], kind: str) -> str:
+def _measured_on(sizes: Sequence[float], kind: str) -> str:
     held = f"{min(sizes):.1f}" if max(sizes) - min(sizes) < 0.05 else f"{min(sizes):.1f}-{max(sizes):.1f}"
     return f"measured {held} GB on {kind} in {_runs(len(sizes))}"
 

@@ -90,8 +90,8 @@ class _Looks:
         line = [_addressed(word, takes) for word in words(spec, scope)]
         inputs = {name: _address(value, takes) for name, value in spec.names.inputs.items()}
         configs, broken = self._configs(n, [*(word.text for word in line if word.text), *map(str, inputs.values())])
-        told = [*of_words(line), *(each for tree, file, found_at in configs for each in of_tree(tree, scope, file, found_at))]
-        settings = Settings([*program.derived(told), *told, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
+        given = [*of_words(line), *(each for tree, file, found_at in configs for each in of_tree(tree, scope, file, found_at))]
+        settings = Settings([*program.derived(given), *given, *of_inputs(inputs), *program.derived(of_inputs(inputs))], self._library.names)
         imports: list[list[str]] = []
 
         def code() -> dict[str, object]:
@@ -215,13 +215,13 @@ class _Looks:
         return found, broken
 
     def _model(self, settings: Settings) -> Facts:
-        told = settings.told("base")
-        address = told.value if told is not None else None
+        found = settings.setting("base")
+        address = found.value if found is not None else None
         if not isinstance(address, str):
             return Facts({}, "the name of the model" if address is None else rules.NEEDS["model"])
-        template = settings.told("chat_template")
+        template = settings.setting("chat_template")
         file = self._ws.absolute(template.value) if template is not None and isinstance(template.value, str) else None
-        tuned = settings.told("model")
+        tuned = settings.setting("model")
         put = self._ws.absolute(tuned.value) if tuned is not None and isinstance(tuned.value, str) and tuned.value != address else None
         adapter = put if put is not None and (put / "adapter_config.json").is_file() else None
         if (address, file, adapter) not in self._models:
@@ -230,13 +230,13 @@ class _Looks:
         return self._models[address, file, adapter]
 
     def _data_of(self, settings: Settings, step: Facts) -> Facts:
-        told = settings.told("dataset")
-        address = told.value if told is not None else None
+        found = settings.setting("dataset")
+        address = found.value if found is not None else None
         if not isinstance(address, str) or "://" in address:
             return Facts({}, rules.NEEDS["data"])
-        longest = settings.told("max_length")
+        longest = settings.setting("max_length")
         limit = longest.value if longest is not None else _DEFAULT if step["launcher"] == "trl" else None
-        base = settings.told("base")
+        base = settings.setting("base")
         key = (address, limit, str(base.value) if base is not None else "")
         if key not in self._data:
             tokenizer = self._ws.absolute(model.bare(str(base.value))) if base is not None else None

@@ -265,8 +265,8 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
 
 
 def _finding(rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]) -> Finding:
-    told = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
-    fix = {kind: kept for kind, values in told.items() if (kept := {name: value for name, value in values.items() if value is not None})}
+    wanted = {kind: {name: _value(value, scope) for name, value in values.items()} for kind, values in rule.fix.items()}
+    fix = {kind: kept for kind, values in wanted.items() if (kept := {name: value for name, value in values.items() if value is not None})}
     read = [each.path for text in ("{{ " + name + " }}" for name in rule.given) for each in references(text)]
     asked = [each.path for each in references(rule.when)]
     subject = {"model": "base", "data": "dataset"}

@@ -33,7 +33,7 @@ class Origin:
     """Where the file is, if it is one that was there before; else the recipe writes it."""
 
 
-class Told(NamedTuple):
+class Setting(NamedTuple):
     """One setting as it was found.  `value` is an `Unknown` where only a running step can tell."""
 
     key: str
@@ -44,14 +44,14 @@ class Told(NamedTuple):
 class Settings(Mapping[str, object]):
     """Settings by any of their names.  One that is not set is null; one that is known too late raises Unknown."""
 
-    def __init__(self, told: Iterable[Told], names: Mapping[str, Sequence[str]]) -> None:
-        self._found: dict[str, Told] = {}
-        for each in told:
+    def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:
+        self._found: dict[str, Setting] = {}
+        for each in settings:
             for name in _ends(each.key):
                 self._found.setdefault(name, each)
         self._names = names
 
-    def told(self, name: str) -> Told | None:
+    def setting(self, name: str) -> Setting | None:
         """The setting of this name, with where it is said."""
         for each in (name, *self._names.get(name, ())):
             if (found := self._found.get(each)) is not None and found.value is not None:
@@ -60,7 +60,7 @@ class Settings(Mapping[str, object]):
 
     def place(self, name: str) -> Origin | None:
         """Where the setting of this name is said, or could be: an input that is null is a place, too."""
-        found = self.told(name) or next((self._found[each] for each in (name, *self._names.get(name, ())) if each in self._found), None)
+        found = self.setting(name) or next((self._found[each] for each in (name, *self._names.get(name, ())) if each in self._found), None)
         return found.origin if found is not None else None
 
     def saying(self, value: str) -> Origin | None:
@@ -68,7 +68,7 @@ class Settings(Mapping[str, object]):
         return min((each.origin for each in self._found.values() if each.value == value), key=lambda each: each.kind != "input", default=None)
 
     def __getitem__(self, name: str) -> object:
-        found = self.told(name)
+        found = self.setting(name)
         if found is None:
             return None
         if isinstance(found.value, Unknown):
@@ -106,7 +106,7 @@ def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
     return list(_listed(run, scope)) if isinstance(run, list) else _scripted(str(run or ""), scope)
 
 
-def of_words(line: Sequence[Word]) -> Iterator[Told]:
+def of_words(line: Sequence[Word]) -> Iterator[Setting]:
     """Options of a command line: `--name value`, `--name=value`, `--name a b`, `--flag`; and `name=value` as some tools take them."""
     n = 0
     while n < len(line):
@@ -117,36 +117,36 @@ def of_words(line: Sequence[Word]) -> Iterator[Told]:
         if not text.startswith("--"):
             name, equals, value = text.partition("=")
             if equals and _NAME.fullmatch(name):
-                yield Told(_key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name)))
+                yield Setting(_key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name)))
             continue
         name, equals, value = text.partition("=")
         origin = Origin("argument", name)
         if equals:
-            yield Told(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
+            yield Setting(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
             continue
         values: list[Word] = []
         while n < len(line) and not (_OPTION.match(line[n].text or "") or (values and (line[n].text or "").endswith((".py", ".sh")))):
             values.append(line[n])
             n += 1
         if not values:
-            yield Told(_key(name), True, _origin(line[n - 1].leaf, origin))
+            yield Setting(_key(name), True, _origin(line[n - 1].leaf, origin))
         elif any(_is_place(word.leaf) for word in values):
             continue  # a file of this run, which says nothing about how it is made
         elif any(word.text is None for word in values):
-            yield Told(_key(name), Unknown(f"the value of {name}, which only the running step knows"), origin)
+            yield Setting(_key(name), Unknown(f"the value of {name}, which only the running step knows"), origin)
         else:
-            told = [scalar(str(word.text)) for word in values]
+            given = [scalar(str(word.text)) for word in values]
             where = _origin(values[0].leaf, origin)
-            yield Told(_key(name), told[0] if len(told) == 1 else told, where)
-            if isinstance(told[0], Mapping):
-                yield from (each._replace(origin=where) for each in of_tree(told[0], {}, "", at=_key(name)))
+            yield Setting(_key(name), given[0] if len(given) == 1 else given, where)
+            if isinstance(given[0], Mapping):
+                yield from (each._replace(origin=where) for each in of_tree(given[0], {}, "", at=_key(name)))
 
 
-def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = "") -> Iterator[Told]:
+def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = "") -> Iterator[Setting]:
     """The leaves of a configuration, by their paths; of a list of mappings those of its first.  A mapping is listed itself, too: that it is there."""
     if isinstance(tree, Mapping):
         if at:
-            yield Told(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at))
+            yield Setting(at, dict.fromkeys(map(str, tree)) or {}, Origin("file", at, file, found_at))
         for key, item in tree.items():
             name = _key(str(key))
             yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
@@ -162,13 +162,13 @@ def of_tree(tree: object, scope: Mapping[str, Any], file: str, found_at: str = "
         if isinstance(value, Mapping) and not isinstance(tree, Mapping):
             yield from of_tree(value, scope, file, found_at, at)
         else:
-            yield Told(at, value, _origin(tree, Origin("file", at, file, found_at)))
+            yield Setting(at, value, _origin(tree, Origin("file", at, file, found_at)))
 
 
-def of_inputs(inputs: Mapping[str, object]) -> Iterator[Told]:
+def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
     """The recipe's inputs under their own names, and what is in those that are mappings."""
     for name, value in inputs.items():
-        yield Told(name, value, Origin("input", name))
+        yield Setting(name, value, Origin("input", name))
         if isinstance(value, Mapping):
             inner = (*of_tree(value, {}, name), *of_tree(value, {}, name, at=name))
             yield from (each._replace(origin=Origin("input", name)) for each in inner)

@@ -69,12 +69,12 @@ class Sampler:
         self._ask_gpus()
         host = {**self._processors(), **_memory(self._group), **self._net(time.monotonic())}
         for job in self._watched.values():
-            told = {"at": round(now, 1), **_progress(job, now), **self._of_gpus(job.gpus), **host}
+            sample = {"at": round(now, 1), **_progress(job, now), **self._of_gpus(job.gpus), **host}
             try:
-                told["disk_free_gb"] = _giga(_free(os.path.dirname(job.path)))
+                sample["disk_free_gb"] = _giga(_free(os.path.dirname(job.path)))
             except OSError:
                 pass
-            line = json.dumps(told) + "\n"
+            line = json.dumps(sample) + "\n"
             try:
                 if job.looks * EVERY < OFTEN or job.looks % SELDOM == 0:
                     _write(f"{job.path}.host", line, os.O_APPEND)
@@ -213,9 +213,9 @@ def _progress(job: _Watched, now: float) -> dict[str, float]:
         return {}
     for line in reversed(lines[:-1]):
         try:
-            told = json.loads(line)
-            step = float(told["step"])
-            total = float(told.get("max_steps") or told.get("total_steps") or job.total)
+            point = json.loads(line)
+            step = float(point["step"])
+            total = float(point.get("max_steps") or point.get("total_steps") or job.total)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
         job.first = job.first or (step, now)

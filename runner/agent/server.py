@@ -124,7 +124,7 @@ class Agent:
                 from .sampler import Sampler
 
                 self._sampler = Sampler()
-            self._sampler.look([(job.name, job.log, *job.told) for job in watched])
+            self._sampler.look([(job.name, job.log, *job.sampled) for job in watched])
 
     def _samples(self, pid: int) -> bool:
         """Whether this child is no job's: the sampler began it."""
@@ -228,7 +228,7 @@ class Agent:
         env[b"RECIPE_JOB"] = self._remains.cookie(name)
         job = self._jobs[name]
         job.started = time.time()
-        job.told = fields[6], env.get(b"RECIPE_TOTAL_STEPS", b""), env.get(b"PATH", b"")
+        job.sampled = fields[6], env.get(b"RECIPE_TOTAL_STEPS", b""), env.get(b"PATH", b"")
         if self._sample_at is None:
             self._sample_at = time.monotonic() + SAMPLED
         try:
@@ -368,16 +368,16 @@ class Agent:
         if began:
             from json import loads
         for name in dict.fromkeys([*began, *cookies]):
-            told = loads(began[name]) if name in began else {}
-            job = Job(name, os.fsencode(told.get("log", "")))
-            job.orphaned, job.slot = True, told.get("slot", -1)
+            noted = loads(began[name]) if name in began else {}
+            job = Job(name, os.fsencode(noted.get("log", "")))
+            job.orphaned, job.slot = True, noted.get("slot", -1)
             if job.slot >= 0:
                 self._slots.keep(job.slot)
-                job.outlives, job.started = True, told["began"]
+                job.outlives, job.started = True, noted["began"]
                 self._jobs[name] = job
                 self._orphans.append(job)
                 self._sample_at = now + SAMPLED
-                self._time(job, told["timeout"], told["idle"], job.started - time.time())
+                self._time(job, noted["timeout"], noted["idle"], job.started - time.time())
                 continue
             job.reason, job.ended = b"lost", time.time()
             if name in cookies:

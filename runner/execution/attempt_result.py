@@ -62,8 +62,8 @@ def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
 def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
     """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
     free, inodes = room
-    told = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
-    if not told and free > NOTHING_LEFT and inodes != 0:
+    says_full = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
+    if not says_full and free > NOTHING_LEFT and inodes != 0:
         return ""
     left = f"{free} bytes are free" if inodes is None else f"{free} bytes and {inodes} inodes are free"
     return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"

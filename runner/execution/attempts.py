@@ -88,7 +88,7 @@ class Running:
     saved: int = 0  # bytes of checkpoints that were brought here while it ran
 
     @property
-    def told(self) -> str:
+    def last_log(self) -> str:
         """The log that tells how it ended: of several nodes, that of the one which failed first."""
         part = self._part
         return f"{part.attempt.path}.log" if part is not None else self.log
@@ -288,7 +288,7 @@ class Attempts:
         task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self._confirmed, spec.metrics, states, restored)
         if states:
             task.processes = self.processes(spec, running.number, running.site)
-            task.round = functools.partial(self._told, running)
+            task.round = functools.partial(self._report_round, running)
         if spec.sync and not seat.rank:
             from ..hosts.output_sync import Synced
 
@@ -444,7 +444,7 @@ class Attempts:
                 same.append(attempt.recall_object(made, name))
         return all(same)
 
-    def _told(self, running: Running, round: Round) -> None:
+    def _report_round(self, running: Running, round: Round) -> None:
         """What a checkpoint sync reports to the user."""
         if round.brought:
             running.saved += round.size

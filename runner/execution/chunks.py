@@ -46,7 +46,7 @@ class _Text:
 
 
 class Chunks:
-    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform is `told` anything."""
+    """The texts of one run.  Does nothing for a run whose files are read where they are, and of which no platform gets anything."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Chunks:
         commits: GroupCommit,
         running: Mapping[str, Running],
         beside: Callable[[Coroutine[Any, Any, None]], None],
-        told: Telemetry | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        self._told = told
+        self._telemetry = telemetry
         self._ws, self._commits, self._running, self._beside = ws, commits, running, beside
         self._texts: dict[str, list[_Text]] = {}
         self._due = 0.0
@@ -82,14 +82,14 @@ class Chunks:
             text.masked = Stream(type(self._commits.masker)())  # what is kept is masked
             rows += self._new(text)
         self._send(rows)
-        if self._told is not None:
-            self._told.over(texts[-1].name)
+        if self._telemetry is not None:
+            self._telemetry.over(texts[-1].name)
         if self._ws.delivers:
             self._beside(self._fold(texts))
 
     @property
     def _wanted(self) -> bool:
-        return self._ws.delivers or self._told is not None
+        return self._ws.delivers or self._telemetry is not None
 
     def _of(self, id: str, running: Running) -> list[_Text]:
         if id not in self._texts:
@@ -116,8 +116,8 @@ class Chunks:
 
     def _send(self, rows: list[Chunk]) -> None:
         commits = self._commits
-        if self._told is not None:
-            self._told.feed(rows)
+        if self._telemetry is not None:
+            self._telemetry.feed(rows)
         with contextlib.suppress(Stale):  # the next group finds it out
             if rows and self._ws.delivers:
                 self._ws.store.runs.exchange.add_chunks(commits.run, commits.fence, rows)

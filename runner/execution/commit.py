@@ -165,9 +165,9 @@ class GroupCommit:
         made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
         seconds = exit.ended - exit.started if exit.ended else 0.0
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
-        told = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
+        provenance = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
         numbers = json.dumps(dict(metrics)) if metrics else "{}"
-        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, told)
+        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, provenance)
         if node.rule:
             trace = trace._replace(metrics_json="{}", measured_json=f'{{"{node.rule}": {numbers}}}')
         self._next.traces.append(trace)

@@ -68,5 +68,5 @@ def _read(work: Work, running: Running, metric: str) -> Stream:
         if rule.pattern:
             return stream(list(metrics.matches(Path(running.log), rule.pattern, work.commits.masker)), metric)
         folder = Path(running.attempt.path)
-        return stream(metrics.told(Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)), metric)
+        return stream(metrics.points(Path(f"{folder}.metrics") if rule.in_environment else folder / str(rule.file)), metric)
     return ()

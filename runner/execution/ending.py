@@ -131,7 +131,7 @@ def _not_taken(running: Running) -> _Why | None:
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = attempt_result.tail(running.told, work.commits.masker), work.attempts.wrapped(spec, running.site)
+    tail, image = attempt_result.tail(running.last_log, work.commits.masker), work.attempts.wrapped(spec, running.site)
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
     node = running.brought.node if running.brought is not None else 0
     where = running.site.members[node].elsewhere
@@ -244,7 +244,7 @@ def _stopped(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, e
 def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, exit: Exit | None = None) -> None:
     """Keep what a failed attempt printed and wrote, with what helps to mend it."""
     attempt, (reason, words, hint) = running.attempt, why
-    tail = attempt_result.tail(running.told, work.commits.masker)
+    tail = attempt_result.tail(running.last_log, work.commits.masker)
     if reason == "disk":
         delete(Path(attempt.path))  # what it wrote is likely what fills the disk, and there has to be room to say so
     found = _links(work, id, running)

@@ -78,7 +78,7 @@ class Ticket(NamedTuple):
     labels: Mapping[str, str] = {}
     user: str = ""  # for whom it is; empty: the login that submits it
     run: str = ""  # the id of the new run; empty: one that is made now
-    told: Mapping[str, object] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
+    reports_to: Mapping[str, object] = {}  # who gets reports of the run beside the receivers of the settings: `webhooks`, `job`
     reach: Sequence[str] | None = None  # hosts and buckets that the run may read, for one that a server took; None: whatever its address says
     here: bool = False  # in a shared database: only a worker of this very workspace takes it, with the files as they are then
 
@@ -99,10 +99,10 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
-    told = [sealing.without(ticket.told)] if ticket.told else []
-    body = of_value("body", [data, *told, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
+    receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
+    body = of_value("body", [data, *receivers, ticket.user, ticket.priority, ticket.not_before, dict(ticket.labels)])
     data |= {"labels": dict(ticket.labels), "body": body}
-    data |= ticket.told
+    data |= ticket.reports_to
     if opens := _sealed(ws):
         data["opens"] = opens
     if ticket.reach is not None:

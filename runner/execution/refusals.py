@@ -169,8 +169,8 @@ def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
     wanted = ws.config.driver(host_pool.name).get("secrets", "send")
     if wanted not in ("send", "deny"):
         raise Invalid([Problem("driver-setting", f'secrets = "{wanted}" is not known', fix='write secrets = "send" or "deny"')])
-    if wanted == "deny" and (told := sends([*sent(found, host_pool).values()], ws.environ)):
-        words = "; ".join(f"{step} would take {', '.join(names)} there" for step, names in told.items())
+    if wanted == "deny" and (taken := sends([*sent(found, host_pool).values()], ws.environ)):
+        words = "; ".join(f"{step} would take {', '.join(names)} there" for step, names in taken.items())
         fix = f"run it elsewhere, take the secrets out of the recipe, or allow it: `secrets` of [drivers.{host_pool.name}]"
         raise Invalid([Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)])
 

@@ -94,10 +94,10 @@ def note(work: Work) -> None:
     moves, work.host_pool.moves = work.host_pool.moves, []
     for _before, row in moves:
         log_remote(work.ws, work.commits.run, row.driver, str(row.lease.get("id", "")), row.state)
-    work.groups.record([Move("lease", row.key, before, row.state, row.reason, _told(work, row)) for before, row in moves])
+    work.groups.record([Move("lease", row.key, before, row.state, row.reason, _facts(work, row)) for before, row in moves])
 
 
-def _told(work: Work, row: LeaseRow) -> dict[str, object]:
+def _facts(work: Work, row: LeaseRow) -> dict[str, object]:
     """What is said of a lease: of one that costs nothing also what a worker of another machine needs to take it over."""
     found: dict[str, object] = {"driver": row.driver, "offer": row.offer.get("id", ""), "price": row.price}
     if work.ws.delivers and not work.host_pool.priced:

@@ -35,8 +35,8 @@ def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str
 
     job = job_of(ws.store.runs.get(run), ws.environ)
     event = f"{REMOTE}.{state.lower()}"
-    told = {"event": event, "at": moment(time.time()), "run": run, "job": job.id if job is not None else None, "provider": provider}
-    _log.info("%s", json.dumps(told | {"instanceId": instance or None}))
+    facts = {"event": event, "at": moment(time.time()), "run": run, "job": job.id if job is not None else None, "provider": provider}
+    _log.info("%s", json.dumps(facts | {"instanceId": instance or None}))
 
 
 def begin(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:

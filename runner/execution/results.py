@@ -26,7 +26,7 @@ def sizes(found: Survey) -> tuple[int, int]:
 
 def tell(ws: Workspace, listener: Listener) -> None:
     """What a person should know of the store that is shared."""
-    for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
+    for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         listener.say(notice)
 
 

@@ -337,10 +337,10 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
     """The end of an attempt that an error of our own cut off: its job is stopped, and its log has the traceback."""
     import traceback
 
-    told = "".join(traceback.format_exception(error))
-    _log.error("%s: %s", readable(id), told)
+    text = "".join(traceback.format_exception(error))
+    _log.error("%s: %s", readable(id), text)
     with contextlib.suppress(OSError):
-        attempt_result.add(running.log, told)
+        attempt_result.add(running.log, text)
     if running.task.job is not None:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(stop(running), 2 * GRACE.total_seconds())

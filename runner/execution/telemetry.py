@@ -66,10 +66,10 @@ class Telemetry:
 
     def _point(self, attempt: str, line: bytes) -> None:
         try:
-            told = json.loads(line)
+            parsed = json.loads(line)
         except ValueError:
             return
-        point = point_of(told, time.time()) if isinstance(told, dict) else None
+        point = point_of(parsed, time.time()) if isinstance(parsed, dict) else None
         if point is None:
             return
         self._points.append(point)

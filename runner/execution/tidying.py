@@ -91,7 +91,7 @@ class Tidying:
         found = {running.log: attempt_result.keep(running.log, self.measured(running, spec), kept, self.commits.masker)}
         for rank, log in enumerate(running.logs[1:], 1):
             found[log] = attempt_result.keep(log, "", f"{kept}.{rank}", self.commits.masker)
-        return found[running.told]
+        return found[running.last_log]
 
     def measured(self, running: Running, spec: StepSpec) -> str:
         """The file that an attempt may write metrics to; empty when its step has none."""

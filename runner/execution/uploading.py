@@ -129,11 +129,11 @@ def _story(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[Fi
 
 
 def _tried(do: Callable[[], int], listener: Listener) -> int:
-    def told(error: Exception) -> None:
+    def say(error: Exception) -> None:
         listener.say(f"the upload was cut off, and resumes in {PAUSE:g} s: {error}")
 
     try:
-        return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), told=told)
+        return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), on_retry=say)
     except RecipeError as error:
         raise Infrastructure(f"the results were not uploaded: {error}", fix=f"{error.fix}; then run again: only the upload is left") from error
 

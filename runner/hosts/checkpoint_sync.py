@@ -181,7 +181,7 @@ class CheckpointSync:
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
-        self._tell(doing.told(time.monotonic() - began))
+        self._tell(doing.summary(time.monotonic() - began))
 
     async def _restore(self, state: SyncedState) -> Newest:
         began = time.monotonic()
@@ -208,7 +208,7 @@ class CheckpointSync:
                 there = _parts((await self._away.held(state.there)).files, state.pattern)
                 for name in wrong:
                     await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
-        self._tell(doing.told(time.monotonic() - began))
+        self._tell(doing.summary(time.monotonic() - began))
         return found
 
     async def _bring(self, state: SyncedState, doing: _Doing, *, over: bool, newer: bool = False) -> None:
@@ -404,7 +404,7 @@ class _Doing:
     warning: str = ""
     problem: str = ""
 
-    def told(self, seconds: float) -> Round:
+    def summary(self, seconds: float) -> Round:
         return Round(self.state, tuple(self.brought), self.size, seconds, tuple(self.passed), tuple(self.pruned), self.warning, self.problem)
 
 

@@ -135,11 +135,11 @@ class Client:
         """Those of these locks that no job of this login on that machine holds.  Raises Denied where none can be held, and Unreachable."""
         self._enter()
         number = self._questions = self._questions + 1
-        told: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = told
+        answer: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
         try:
             self._send(_frame("free", f"{number}", " ".join(locks)))
-            found = await told
+            found = await answer
         finally:
             self._asked.pop(number, None)
         if found["problem"]:
@@ -159,12 +159,12 @@ class Client:
                     return None
             elif name not in self._pending:
                 self._ask(name)
-            told: asyncio.Future[None] = loop.create_future()
-            waiter = (told, give_up_at)
+            woken: asyncio.Future[None] = loop.create_future()
+            waiter = (woken, give_up_at)
             self._waiting.setdefault(name, []).append(waiter)
-            alarm = loop.call_at(give_up_at, _resolve, told) if now < give_up_at < now + FOREVER else None
+            alarm = loop.call_at(give_up_at, _resolve, woken) if now < give_up_at < now + FOREVER else None
             try:
-                await told
+                await woken
             finally:
                 if alarm is not None:
                     alarm.cancel()
@@ -273,9 +273,9 @@ class Client:
     def _fail(self, error: DriverError, now: float | None) -> None:
         """Tell those who wait, or, at a time `now`, those whose patience has passed."""
         for waiting in self._waiting.values():
-            for told, give_up_at in waiting:
-                if (now is None or give_up_at <= now) and not told.done():
-                    told.set_exception(error)
+            for woken, give_up_at in waiting:
+                if (now is None or give_up_at <= now) and not woken.done():
+                    woken.set_exception(error)
         if now is None:
             self._going.clear()
             self._pending.clear()
@@ -306,9 +306,9 @@ class Client:
         if greeted:
             self._failing_since, self._tries = None, 0
             self._going.clear()
-            for told in self._asked.values():
-                if not told.done():
-                    told.set_exception(error or Unreachable("the agent was killed"))
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(error or Unreachable("the agent was killed"))
             self._until_greeted += b"".join(self._starts.values())
             self._pending = {*self._starts, *self._waiting}
             for name in self._pending - self._starts.keys():
@@ -337,16 +337,16 @@ class Client:
                 self._fail(Unreachable(f"{self.root} is served by an agent of another version; wait for its jobs to end"), None)
                 return
 
-    def _understand(self, told: dict[str, Any]) -> None:
-        if "free" in told:
-            if (asked := self._asked.get(told["free"])) is not None and not asked.done():
-                asked.set_result(told)
+    def _understand(self, message: dict[str, Any]) -> None:
+        if "free" in message:
+            if (asked := self._asked.get(message["free"])) is not None and not asked.done():
+                asked.set_result(message)
             return
-        name = str(told.pop("job"))
+        name = str(message.pop("job"))
         self._pending.discard(name)
-        if "code" in told:
-            printed = told.pop("printed", None)
-            exit = Exit(**told)
+        if "code" in message:
+            printed = message.pop("printed", None)
+            exit = Exit(**message)
             self._going.discard(name)
             self._starts.pop(name, None)
             self._stops.pop(name, None)
@@ -586,9 +586,9 @@ def there(wire: Wire) -> Client:
     return Client(Streamed(wire))
 
 
-def _resolve(told: asyncio.Future[None]) -> None:
-    if not told.done():
-        told.set_result(None)
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _frame(*fields: str) -> bytes:

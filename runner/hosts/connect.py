@@ -53,7 +53,7 @@ printf 'VERSION=%s\n' "$version"
 env | sed 's/^/env /'
 nvidia-smi -L 2>/dev/null || :
 """
-_TOLD = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
+_FACTS = ("PATH=", "PYTHON=", "VERSION=", "CALLED=")
 
 
 # What Python this is: its version, and sorted name==version lines.
@@ -109,7 +109,7 @@ class Connector:
         from .wire import Wire
 
         root = root or host.root
-        wire = Wire(host, root, name=name, say=self._say, progress=_Told(self._say))
+        wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))
         jobs = there(wire)
         jobs.wake()  # it comes up while we ask
         host_store = HostStore(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
@@ -152,9 +152,9 @@ class Connector:
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise
         cards = devices.listed(said) or cards
-        told = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_TOLD))
-        python, path = told.get("PYTHON") or python, told.get("PATH", "/usr/bin:/bin")
-        for folder in filter(None, (os.path.dirname(python), told.get("CALLED"))):
+        facts = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_FACTS))
+        python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
+        for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):
             path = f"{folder}:{path}"
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
@@ -167,7 +167,7 @@ class Connector:
             host_store,
             slots=slots,
             python=python,
-            version=told.get("VERSION", ""),
+            version=facts.get("VERSION", ""),
             path=path,
             login=login,
             say=self._say,
@@ -185,8 +185,8 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
-    told = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
-    if short := machine.less(offer.resources, need, told, need.image or image, cuda):
+    facts = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
+    if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
         raise HostLost(f"{LACKS}: {short}")
 
 
@@ -212,7 +212,7 @@ async def _said(host: Host, argv: Argv) -> str:
     return b"".join([data async for data in host.call(argv)]).decode("utf-8", "surrogateescape")
 
 
-class _Told:
+class _Shown:
     """Words about long transfers: one line now and then."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

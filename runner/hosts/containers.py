@@ -82,12 +82,12 @@ class Containers:
             return self._images[name]
 
     async def _find(self) -> Engine:
-        told = self._settings
+        given = self._settings
         self._engine = await detect(
             self._host,
-            engine=str(told.get("container_engine", told.get("container", ""))),
-            flags=tuple(map(str, told.get("engine_args", ()))),
-            args=tuple(map(str, told.get("container_args", ()))),
+            engine=str(given.get("container_engine", given.get("container", ""))),
+            flags=tuple(map(str, given.get("engine_args", ()))),
+            args=tuple(map(str, given.get("container_args", ()))),
             environ=self._environ,
         )
         for attempt in await sweep(self._host, self._engine, self._attempts):
@@ -201,8 +201,8 @@ async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str],
     look = ["sh", "-c", _LOOK, "look", image, *engine.words]
     fetch = ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words]
     if of_cluster:
-        told = (engine.kind, cluster_containers.name_of(image), cluster_containers.address(engine.kind, image), *engine.words)
-        look, fetch = (["sh", "-c", script, "image", *told] for script in (cluster_containers.LOOK, cluster_containers.FETCH))
+        asked = (engine.kind, cluster_containers.name_of(image), cluster_containers.address(engine.kind, image), *engine.words)
+        look, fetch = (["sh", "-c", script, "image", *asked] for script in (cluster_containers.LOOK, cluster_containers.FETCH))
     try:
         if engine.kind == "apptainer" and image.startswith("/"):
             return Image(image, image)

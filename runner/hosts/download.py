@@ -19,7 +19,7 @@ from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
 from .read_range import chunks, digest
-from .wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_told, rest
+from .wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
 
 LEAST, FILES = 1 << 20, 4096
 """Bytes and files that are asked for at once, at least and at most."""
@@ -131,7 +131,7 @@ class Fetch:
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._chunk, "", "", 0, read=chunks_told)
+        asked = self._wire.ask("chunks", folder, name, self._chunk, "", "", 0, read=chunks_of)
         try:
             (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._chunk))
         except Gone:

@@ -118,9 +118,9 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
     def hear(line: bytes) -> None:
         nonlocal last
         with contextlib.suppress(ValueError):
-            told = json.loads(line)
-            last = told if isinstance(told, dict) else last
-            if last is told and "says" in last:
+            parsed = json.loads(line)
+            last = parsed if isinstance(parsed, dict) else last
+            if last is parsed and "says" in last:
                 say(last["says"])
 
     argv = [installer, "-I", "builder.py", home, *(("requirements.txt", await _uv(hooks.site)) if lock else ("",))]

@@ -113,6 +113,6 @@ class LeaseUpkeep:
 
                 with contextlib.suppress(DriverError, Busy):
                     for words in await reaper.tidy(self._leases, self._environ):
-                        if (told := words.partition(", $")[0]) not in said:
-                            said.add(told)
+                        if (warning := words.partition(", $")[0]) not in said:
+                            said.add(warning)
                             self._say(words)

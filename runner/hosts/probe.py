@@ -156,40 +156,40 @@ def _refused(error: DriverError) -> Finding:
 
 def findings(said: bytes) -> list[Finding]:
     """What the answer of a host amounts to, in the order in which it matters."""
-    told = machine.facts(said)
-    tools = {name: where for name, _, where in (line.partition(" ") for line in told.get("tool", ()))}
-    return [*_login(told), *_programs(told, tools), *_sizes(told), *_gpus(told), *_containers(told, tools)]
+    facts = machine.facts(said)
+    tools = {name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))}
+    return [*_login(facts), *_programs(facts, tools), *_sizes(facts), *_gpus(facts), *_containers(facts, tools)]
 
 
-def _login(told: machine.Facts) -> Iterator[Finding]:
+def _login(facts: machine.Facts) -> Iterator[Finding]:
     yield Finding(
-        "ok", "shell", f"POSIX, on {_one(told, 'system') or 'a system that does not say what it is'}, as {_one(told, 'login') or 'somebody'}"
+        "ok", "shell", f"POSIX, on {_one(facts, 'system') or 'a system that does not say what it is'}, as {_one(facts, 'login') or 'somebody'}"
     )
-    root = _one(told, "root")
-    if "writable" not in told:
+    root = _one(facts, "root")
+    if "writable" not in facts:
         yield Finding("missing", "root", f"{root} cannot be written", "name another `root` in the settings, or make room there")
-    elif "executable" not in told:
+    elif "executable" not in facts:
         yield Finding(
             "note",
             "root",
             f"{root} is writable, but runs no programs (noexec)",
             "name a `root` on another disk for steps that run programs of theirs",
         )
-    elif "links" not in told:
+    elif "links" not in facts:
         yield Finding("missing", "root", f"{root} has no symbolic links", "name a `root` on another disk")
     else:
         yield Finding("ok", "root", f"{root}, writable")
-    if "proc" not in told:
+    if "proc" not in facts:
         yield Finding("note", "/proc", "not there", "processes that a step leaves behind are not found")
 
 
-def _programs(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
     lacking = [name for name in _NEEDED if name not in tools]
     if not lacking:
         yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
         yield Finding("missing", name, "not found", "install it")
-    if agent := _one(told, "agent"):
+    if agent := _one(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
         yield Finding("missing", "agent", "no Python 3.9 or later", "install one, or name it as `python` in the settings")
@@ -199,11 +199,11 @@ def _programs(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding
         elif name != "python3":
             yield Finding("ok", name, _shown(tools[name]))
         else:
-            yield from _python(told, tools)
+            yield from _python(facts, tools)
 
 
-def _python(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
-    version = _one(told, "python3")
+def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+    version = _one(facts, "python3")
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         yield Finding(
@@ -215,14 +215,14 @@ def _python(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "python3", f"{version}, {_shown(tools['python3'])}")
-    if "venv" not in told:
+    if "venv" not in facts:
         yield Finding("note", "venv", "this Python makes no environments", "install python3-venv for recipes that declare packages")
     if "uv" in tools:
         yield Finding("ok", "uv", _shown(tools["uv"]))
 
 
-def _sizes(told: machine.Facts) -> Iterator[Finding]:
-    have = machine.resources(told)
+def _sizes(facts: machine.Facts) -> Iterator[Finding]:
+    have = machine.resources(facts)
     yield Finding("ok", "cores", f"{have.cpus:g}") if have.cpus else Finding("note", "cores", "unknown", "")
     yield Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB") if have.memory else Finding("note", "memory", "unknown", "")
     if have.disk is None:
@@ -231,7 +231,7 @@ def _sizes(told: machine.Facts) -> Iterator[Finding]:
         yield Finding("note", "disk", f"{have.disk / 1e9:.1f} GB free", "that is little for models: make room, or name a `root` on another disk")
     else:
         yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
-    now = _one(told, "now")
+    now = _one(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
         yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
 
@@ -241,15 +241,15 @@ def devices_here() -> tuple[Device, ...]:
     return devices.here(os.environ)
 
 
-def _gpus(told: machine.Facts) -> Iterator[Finding]:
-    have = machine.resources(told)
-    cards = len(told.get("card", ()))
+def _gpus(facts: machine.Facts) -> Iterator[Finding]:
+    have = machine.resources(facts)
+    cards = len(facts.get("card", ()))
     if have.gpus:
-        driver, cuda = _one(told, "gpu_driver") or "unknown", _one(told, "cuda") or "unknown"
+        driver, cuda = _one(facts, "gpu_driver") or "unknown", _one(facts, "cuda") or "unknown"
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
         yield Finding("ok", "gpus", f"{have.gpus} x {_shown(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})")
-    elif cards or any("NVIDIA" in row or "nvidia" in row for row in told.get("gpu", ())):
-        words = _shown(next(iter(told.get("gpu", ())), "nvidia-smi is not there"))
+    elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
+        words = _shown(next(iter(facts.get("gpu", ())), "nvidia-smi is not there"))
         yield Finding(
             "note",
             "gpus",
@@ -260,25 +260,25 @@ def _gpus(told: machine.Facts) -> Iterator[Finding]:
         yield Finding("note", "gpus", "none", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
 
 
-def _containers(told: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
     usable = []
     for name in ENGINES:
-        state, _, words = _one(told, name).partition(" ")
+        state, _, words = _one(facts, name).partition(" ")
         if state == "ok":
             usable.append(name)
             yield Finding("ok", name, _shown(words) or _shown(tools.get(name, "")))
         elif state == "no":
             yield Finding("note", name, f"cannot be used: {_shown(words)}", f"start its service, or let this login use it (`{name} info` must work)")
-    if not usable and not any(_one(told, name) for name in ENGINES):
+    if not usable and not any(_one(facts, name) for name in ENGINES):
         yield Finding("note", "containers", f"none of {', '.join(ENGINES)}", "install one for recipes that declare an image")
-    if {*usable} - {"apptainer", "singularity"} and machine.resources(told).gpus and "container_gpus" not in told:
+    if {*usable} - {"apptainer", "singularity"} and machine.resources(facts).gpus and "container_gpus" not in facts:
         yield Finding(
             "note", "gpus in containers", "no NVIDIA container toolkit", "install nvidia-container-toolkit: steps with an image see no GPU without it"
         )
 
 
-def _one(told: machine.Facts, name: str) -> str:
-    return _shown(next(iter(told.get(name, ())), ""))
+def _one(facts: machine.Facts, name: str) -> str:
+    return _shown(next(iter(facts.get(name, ())), ""))
 
 
 def _shown(text: str) -> str:

@@ -137,7 +137,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
     loop = asyncio.get_running_loop()
     said: list[asyncio.Future[_Said]] = [loop.create_future() for _ in nodes]
     listening = asyncio.ensure_future(
-        together(_listen(node, told, over, 0 if rank else port) for rank, (node, told) in enumerate(zip(nodes, said, strict=True)))
+        together(_listen(node, answer, over, 0 if rank else port) for rank, (node, answer) in enumerate(zip(nodes, said, strict=True)))
     )
     try:
         telling = asyncio.gather(*said)
@@ -173,7 +173,7 @@ async def free(node: Node, port: int) -> None:
     said.result()
 
 
-async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event, port: int) -> None:
+async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event, port: int) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
         return
@@ -183,23 +183,23 @@ async def _listen(node: Node, told: asyncio.Future[_Said], over: asyncio.Event, 
     try:
         async for data in node.host.call((node.python, "-c", LISTEN, node.address, str(port)), input()):
             line += data
-            if line.endswith(b"\n") and not told.done():
+            if line.endswith(b"\n") and not answer.done():
                 port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
                 ahead = now - time.time()
-                told.set_result(_Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}))
-        if not told.done():
+                answer.set_result(_Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}))
+        if not answer.done():
             raise CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
     except Exception as error:
-        if told.done():
+        if answer.done():
             raise
         if port and isinstance(error, Rejected) and "OSError" in str(error):
             why = str(error).strip().rpartition("\n")[2]
             taken = CannotRun(
                 f"nothing can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
             )
-            return told.set_exception(taken)
+            return answer.set_exception(taken)
         strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
-        told.set_exception(strange if isinstance(error, ValueError) else error)
+        answer.set_exception(strange if isinstance(error, ValueError) else error)
     return None
 
 

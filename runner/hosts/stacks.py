@@ -141,9 +141,9 @@ async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     """Remove what `ensure` made, but for results.  Answers what was removed and what stays."""
     from drivers.base import Ensuring
 
-    told = [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
+    dropped = [*await leases.call(leases.driver.drop)] if isinstance(leases.driver, Ensuring) else []
     store = _bucket(ws, stack)
-    return told if store is None else [*told, f"the store {store.url} stays, with the results in it"]
+    return dropped if store is None else [*dropped, f"the store {store.url} stays, with the results in it"]
 
 
 def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:

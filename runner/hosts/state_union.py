@@ -28,7 +28,7 @@ class OverNodes:
 
     def __init__(self, nodes: Sequence[tuple[str, OverHostStore]], say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.partial = False
 
     async def look(self, path: str) -> Look:
@@ -103,8 +103,8 @@ class OverNodes:
 
     def _differ(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
         called = path.rpartition("/")[2]
-        if called not in self._told:
-            self._told.add(called)
+        if called not in self._warned:
+            self._warned.add(called)
             some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             self._say(f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept")
 

@@ -211,7 +211,7 @@ class Sender:
             return
         for _ in range(TRIES):
             try:
-                placed = cargo.placed or await self._wire.ask("place_tree", cargo.name, cargo.told()[1], cargo.rough, read=bool)
+                placed = cargo.placed or await self._wire.ask("place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool)
             except Gone:
                 placed = bool(await self.have((cargo.content,)))  # the answer to an earlier try was lost, not the work
                 if not placed:

@@ -53,7 +53,7 @@ class Likeness:
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
         # Thousands of names take a while there, and here.
-        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.told))
+        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.described))
         if begun:
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]

@@ -10,7 +10,7 @@ from ..storage.files import Changed, Entry
 from .manifests import folders
 from .read_range import chunks, digest
 from .upload_files import Cargo, Older, Pieces
-from .wire import Wire, chunks_told, nothing
+from .wire import Wire, chunks_of, nothing
 
 
 class Arrivals:
@@ -25,7 +25,7 @@ class Arrivals:
         small = [entry for entry in cargo.missing.values() if entry.size <= self._pieces.chunk]
         if small:
             there = await self._wire.ask(
-                "survey", cargo.folder, [entry.path for entry in small], read=lambda told: [(kind, value) for kind, value in told]
+                "survey", cargo.folder, [entry.path for entry in small], read=lambda answer: [(kind, value) for kind, value in answer]
             )
             for entry, (kind, value) in zip(small, there, strict=False):
                 if kind == entry.kind and value == entry.value:
@@ -44,7 +44,7 @@ class Arrivals:
     async def _compare(self, cargo: Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
         older = cargo.older.get(entry.path, Older("", ""))
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._pieces.grain, *older, entry.size, read=chunks_told)
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._pieces.grain, *older, entry.size, read=chunks_of)
         hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._pieces.grain)
         (size, theirs), ours = await asyncio.gather(asked, hashed)
         cargo.grains[entry.path] = dict(enumerate(ours))

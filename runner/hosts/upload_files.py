@@ -54,7 +54,7 @@ class Cargo:
     bare: bool = False  # neither links nor the manifest are there yet
     rough: bool = False  # something of it was found there, or did not come as it should
     placed: bool = False
-    _told: tuple[bytes, str] | None = None
+    _described: tuple[bytes, str] | None = None
 
     def owed(self, grain: int) -> int:
         """Bytes that are not there yet."""
@@ -68,9 +68,9 @@ class Cargo:
         holes = self.holes.get(entry.path)
         return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
 
-    def told(self) -> tuple[bytes, str]:
+    def described(self) -> tuple[bytes, str]:
         """A tree's manifest as it is beside it, and the digest by which its names and links are recognized there."""
-        if self._told is None:
+        if self._described is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
-            self._told = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
-        return self._told
+            self._described = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
+        return self._described

@@ -63,13 +63,13 @@ class Courier:
     async def _batch(self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
         """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
-        data = cargo.told()[0] if last else b""
-        told = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _together([told, *batch] if last else batch)
+        data = cargo.described()[0] if last else b""
+        listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
+        expected = _together([listing, *batch] if last else batch)
 
         def pieces() -> Iterator[bytes]:
             if last:
-                yield tar.member(told, data)
+                yield tar.member(listing, data)
             if cargo.root:
                 yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
                 return
@@ -77,7 +77,7 @@ class Courier:
                 yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
             yield tar.END
 
-        stamp = cargo.told()[1] if alone and cargo.root and not cargo.rough else ""
+        stamp = cargo.described()[1] if alone and cargo.root and not cargo.rough else ""
         folder = cargo.name if cargo.root else ""
         loose = list(cargo.loose) if alone and not cargo.rough else []
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)

@@ -300,7 +300,7 @@ class Wire:
     async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Ask again when the connection broke or bytes came wrong, `TRIES` times.  Raises Unreachable, or Corrupt when no answer comes whole."""
         try:
-            return await retry_async(what, _again, told=lambda error: _log.info("%s is asked again: %s", self.name, error))
+            return await retry_async(what, _again, on_retry=lambda error: _log.info("%s is asked again: %s", self.name, error))
         except CorruptReply as error:
             raise Corrupt(f"the answers of {self.name} do not arrive whole", fix="look at the connection to it") from error
 
@@ -346,9 +346,9 @@ def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
 class Meter:
     """Counts bytes, and tells about four times a second."""
 
-    def __init__(self, what: str, total: int, told: Callable[[Progress], None]) -> None:
+    def __init__(self, what: str, total: int, show: Callable[[Progress], None]) -> None:
         self.total, self.done = total, 0
-        self._what, self._told = what, told
+        self._what, self._show = what, show
         self._begun = self._last = time.monotonic()
 
     def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -364,7 +364,7 @@ class Meter:
     def tell(self) -> None:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
-        self._told(Progress(self._what, self.done, self.total, rate, (self.total - self.done) / rate if rate else None))
+        self._show(Progress(self._what, self.done, self.total, rate, (self.total - self.done) / rate if rate else None))
 
 
 def nothing(answer: object) -> None:
@@ -378,7 +378,7 @@ def words_of(answer: Any) -> list[str]:
     return answer
 
 
-def chunks_told(answer: Any) -> tuple[int, list[str]]:
+def chunks_of(answer: Any) -> tuple[int, list[str]]:
     """How long a file is, and the digests of its grains.  Raises TypeError, ValueError."""
     size, digests = answer
     return int(size), words_of(digests)

@@ -75,9 +75,9 @@ class Plain(_Page):
         self._story.begin(overview)
 
     def events(self, batch: Sequence[Event]) -> None:
-        told = self._story.tell(batch)
-        if told and not self._quiet:
-            self._write(told)
+        lines = self._story.tell(batch)
+        if lines and not self._quiet:
+            self._write(lines)
 
     def tick(self) -> None:
         pass
@@ -86,13 +86,13 @@ class Plain(_Page):
         self._write([(named(text), "")])
 
     def end(self, summary: Summary) -> None:
-        told = self._story.failures(summary)
-        self._write(told if self._quiet else [*told, *self._story.sum(summary)])
+        lines = self._story.failures(summary)
+        self._write(lines if self._quiet else [*lines, *self._story.sum(summary)])
         if not self._quiet:
             _write_results(self._out, summary)
 
-    def _write(self, told: Iterable[Line]) -> None:
-        self._err.write("".join(f"{text}\n" for text, _ in told))
+    def _write(self, lines: Iterable[Line]) -> None:
+        self._err.write("".join(f"{text}\n" for text, _ in lines))
 
 
 class JsonLines(_Page):
@@ -238,8 +238,8 @@ class Live(_Page):
     def end(self, summary: Summary) -> None:
         columns, _ = self._size()
         self._take_logs()
-        told = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
-        self._err.write(self._home(columns) + ("\x1b[J" if self._drawn else "") + "".join(self._paint(text, style) + "\r\n" for text, style in told))
+        lines = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
+        self._err.write(self._home(columns) + ("\x1b[J" if self._drawn else "") + "".join(self._paint(text, style) + "\r\n" for text, style in lines))
         self._above, self._drawn = [], []
         _write_results(self._out, summary)
 
@@ -342,10 +342,10 @@ class _Row:
 
     def left(self, now: float) -> float | None:
         """Seconds until this step ends: what its metrics say, else what it took before."""
-        told = self._metrics.left(now) if self._metrics else None
-        if told is None and self.expected is not None:
+        left = self._metrics.left(now) if self._metrics else None
+        if left is None and self.expected is not None:
             return max(0.0, self.expected - (now - self._started))
-        return told
+        return left
 
     def share(self, now: float) -> float:
         """How much of it is done, from 0 to 1, as far as that is known."""
@@ -362,8 +362,8 @@ class _Row:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
         if left is not None and left >= 1:
-            told = self._metrics is not None and self._metrics.left(now) is not None
-            share = "" if told else f"  ~{(now - self._started) / (now - self._started + left):.0%}"  # by what it took before
+            measured = self._metrics is not None and self._metrics.left(now) is not None
+            share = "" if measured else f"  ~{(now - self._started) / (now - self._started + left):.0%}"  # by what it took before
             said.append((f"{share}  ETA {span(left)}", "good"))
         said.append((f"  {self._log.line}", "dim"))
         return said
@@ -454,7 +454,7 @@ class _Story:
             now = self._clock()
             self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
             self._allowed_at = now
-        told: list[Line] = []
+        lines: list[Line] = []
         for event in batch:
             if event.subject != "step":
                 more = event.data.get("steps") if event.reason == "expanded" else 0
@@ -475,10 +475,10 @@ class _Story:
                     continue
                 if line := self._ended(event):
                     self._allowed -= 1
-                    told.append(line)
+                    lines.append(line)
             elif after == "QUEUED" or after == "RUNNING":
-                told += self._moved(event)
-        return told
+                lines += self._moved(event)
+        return lines
 
     def _ended(self, event: Event) -> Line | None:
         after, data = event.after, event.data
@@ -506,17 +506,17 @@ class _Story:
         name, data, before = named(event.id), event.data, event.before
         why = _why(event)
         if event.after == "RUNNING":
-            told: list[Line] = []
+            lines: list[Line] = []
             if note := data.get("note"):
-                told.append((f"{name}: {named(str(note))}", "odd"))
+                lines.append((f"{name}: {named(str(note))}", "odd"))
             if data.get("adopted"):
-                told.append((f"{name}: was left running, continues", "odd"))
+                lines.append((f"{name}: was left running, continues", "odd"))
             if self._verbose:
                 where = f" on {shown(str(site))}" if (site := data.get("site")) else ""
-                told.append((f"{name}: started{where}", "dim"))
+                lines.append((f"{name}: started{where}", "dim"))
             if self._commands:
-                told += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]
-            return told
+                lines += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]
+            return lines
         if before == "RUNNING":
             if event.reason == "stopped":
                 return [(f"{name}: stopped, continues later", "odd")]
@@ -531,47 +531,47 @@ class _Story:
 
     def failures(self, summary: Summary) -> list[Line]:
         """What failed, with the end of its log.  Our lines begin with the step's name: output cannot pass for them."""
-        told: list[Line] = []
+        lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
-            told += self._failure(failure)
+            lines += self._failure(failure)
         if more := [named(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
-            told.append((f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}", "bad"))
-        return told
+            lines.append((f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}", "bad"))
+        return lines
 
     def _failure(self, failure: Failure) -> list[Line]:
         name = named(failure.id)
-        told: list[Line] = [(f"{name}: failed: {named(failure.reason)}", "bad")]
+        report: list[Line] = [(f"{name}: failed: {named(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
-            told += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
+            report += [(f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "") for line in said[-_LOG_LINES:]]
         if failure.log:
-            told.append((f"  log: {shown(failure.log)}", "dim"))
+            report.append((f"  log: {shown(failure.log)}", "dim"))
         if failure.left:
-            told.append((f"  kept for debugging: {shown(failure.left)}", "dim"))
+            report.append((f"  kept for debugging: {shown(failure.left)}", "dim"))
         if failure.hint:
-            told.append((f"  fix: {named(failure.hint)}", "good"))
-        return told
+            report.append((f"  fix: {named(failure.hint)}", "good"))
+        return report
 
     def sum(self, summary: Summary) -> list[Line]:
         """The last lines: `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and how to compare the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.total
         steps = f"{total} step{'' if total == 1 else 's'}"
-        told: list[Line] = []
+        lines: list[Line] = []
         if summary.left_running:
             left = ", ".join(map(named, islice(summary.left_running, _REPORTS)))
-            told.append((f"left running: {left} (the next run takes over what they make)", "odd"))
+            lines.append((f"left running: {left} (the next run takes over what they make)", "odd"))
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         if summary.state == "COMPLETED" and fresh and fresh + skipped == total and not self._restored:
-            return [*told, (f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})", "good")]
+            return [*lines, (f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})", "good")]
         parts = [f"{counts.get('DONE', 0)} ran", f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else "")]
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
         head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
         head = "paused: " if summary.state == "PAUSED" else head
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
-        told.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
-        return [*told, *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else [])]
+        lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))
+        return [*lines, *([(f"compare them: recipe results {self._recipe}", "dim")] if self._compares else [])]
 
 
 class _Stream:

@@ -148,8 +148,8 @@ def tree_lines(before: str, after: str, manifest: Manifest) -> list[str]:
     old, new = manifest(before), manifest(after)
     if old is None or new is None:
         return ["which files changed is not known: what the earlier one held is not stored"]
-    told = [f"{sign} {shown(path)}" for path in sorted(old.keys() | new.keys()) if (sign := _sign(old.get(path), new.get(path)))]
-    return _cut(told, "files")
+    lines = [f"{sign} {shown(path)}" for path in sorted(old.keys() | new.keys()) if (sign := _sign(old.get(path), new.get(path)))]
+    return _cut(lines, "files")
 
 
 def _sign(before: str | None, after: str | None) -> str:
@@ -178,8 +178,8 @@ def _unified(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return _cut([f"{line[0]} {shown(line[1:])}"[:_WIDEST] for line in found if not line.startswith(("---", "+++", "@@"))], "lines")
 
 
-def _cut(told: list[str], what: str) -> list[str]:
-    return told if len(told) <= _LISTED else [*told[: _LISTED - 1], f"… and {len(told) - _LISTED + 1} more {what}"]
+def _cut(lines: list[str], what: str) -> list[str]:
+    return lines if len(lines) <= _LISTED else [*lines[: _LISTED - 1], f"… and {len(lines) - _LISTED + 1} more {what}"]
 
 
 def _is_tree(value: object) -> bool:

@@ -163,14 +163,14 @@ class MetricsTail:
             return False
         skipped = start > self._seen  # the first line is then the end of one
         self._seen = start + whole
-        told = data[:whole].splitlines()[1 if skipped else 0 :]
-        for numbers in self._numbers(told):
+        lines = data[:whole].splitlines()[1 if skipped else 0 :]
+        for numbers in self._numbers(lines):
             self._take(numbers)
         step = self.values.get("step")
         if step is not None and (self._last is None or step != self._last[0]):
             self._last = (step, now)
             self._first = self._first or self._last
-        return bool(told)
+        return bool(lines)
 
     @property
     def total(self) -> float | None:
@@ -216,11 +216,11 @@ class MetricsTail:
         except TimeoutError:
             pass  # the step's end says so: here it would only hold the display up
 
-    def _take(self, told: Mapping[str, float]) -> None:
-        self.values.update(told)
+    def _take(self, numbers: Mapping[str, float]) -> None:
+        self.values.update(numbers)
         if self.main != "loss":
             self.main = _main(self.values) or self.main
-        value = told.get(self.main)
+        value = numbers.get(self.main)
         if value is None:
             return
         self._sum, self._summed = self._sum + value, self._summed + 1
@@ -256,8 +256,8 @@ def _main(values: Mapping[str, float]) -> str:
     return next((name for name in candidates if name.endswith("loss")), candidates[0] if candidates else "")
 
 
-def _finite(told: Mapping[str, object]) -> dict[str, float]:
-    return {name: value for name, value in told.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}
+def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300}
 
 
 def _last(data: bytes) -> str:

@@ -101,7 +101,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
 def _collisions(sketch: Sketch) -> None:
     """Two makers of one path, of paths one below the other, or of paths that differ in case only."""
     seen: dict[str, tuple[Draft, str, str]] = {}
-    told: set[tuple[int, str]] = set()
+    reported: set[tuple[int, str]] = set()
     for draft in sketch.drafts:
         if draft.flags & SELECT:
             continue
@@ -109,9 +109,9 @@ def _collisions(sketch: Sketch) -> None:
             whole = (draft.prefix + path).casefold()
             other = seen.get(whole)
             if other is not None:
-                if (id(draft.step), output) not in told:
+                if (id(draft.step), output) not in reported:
                     _two_makers(sketch, draft, output, path, *other)
-                told.add((id(draft.step), output))
+                reported.add((id(draft.step), output))
             else:
                 seen[whole] = (draft, output, path)
     for whole, (draft, output, path) in seen.items():

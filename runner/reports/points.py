@@ -41,7 +41,7 @@ def refusal(ws: Workspace, run: str) -> str:
             if ws.store.runs.shared and not outbox.hold(letter):
                 time.sleep(LOOK)
                 continue
-            answer = told(ws.spend, letter.body, ws.own, ws.environ)
+            answer = ask(ws.spend, letter.body, ws.own, ws.environ)
             if answer.status == GIVEN:
                 outbox.delivered(letter)
             else:
@@ -54,7 +54,7 @@ def receiver(argv: Sequence[str]) -> str:
     return f"spend {shlex.join(argv)}"
 
 
-def told(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> Answer:
+def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> Answer:
     """Ask the program, in the folder `root`.  A status that is not 0 is a refusal, with what it printed."""
     try:
         done = subprocess.run(

@@ -49,7 +49,7 @@ class Receivers:
         if kind == "notify":
             return lambda: self._notified(letter, rest)
         if kind == "spend":
-            return lambda: points.told(self._spend, letter.body, self._root, self._environ)
+            return lambda: points.ask(self._spend, letter.body, self._root, self._environ)
         method, _, url = rest.partition(" ")
         return lambda: self._sent(letter, run, kind, method, url)
 
@@ -80,7 +80,7 @@ class Receivers:
         return [unseal(sealed, TOKEN, self._environ) if sealed else (self._environ.get("JOB_TOKEN") or self._environ.get("API_KEY", "")).strip()]
 
     def _notified(self, letter: Waiting, name: str) -> Answer:
-        """Told by chat or mail."""
+        """Notified by chat or mail."""
         address = self._environ.get(name, "")
         if not address:
             return Answer(0, f"{name} is not set here")
@@ -122,6 +122,6 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
 
 
 def _sentence(letter: Waiting) -> str:
-    told = json.loads(letter.body)["data"]
-    about = told.get("message") or told.get("error") or told.get("reason") or ""
-    return f"{told['recipe']} {told['run']}: {told.get('state') or told.get('alert')}" + (f" ({about})" if about else "")
+    facts = json.loads(letter.body)["data"]
+    about = facts.get("message") or facts.get("error") or facts.get("reason") or ""
+    return f"{facts['recipe']} {facts['run']}: {facts.get('state') or facts.get('alert')}" + (f" ({about})" if about else "")

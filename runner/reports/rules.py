@@ -81,8 +81,8 @@ class Watch:
         for row, seen in self._seen(working, now):
             for name, words in noticed(seen).items():
                 id = f"{row.id}-{name}"
-                if not runs.outbox.knows(row.id, id) and (told := letters.alert(row, name, id, now, words)):
-                    runs.outbox.post(row.id, told)
+                if not runs.outbox.knows(row.id, id) and (alerts := letters.alert(row, name, id, now, words)):
+                    runs.outbox.post(row.id, alerts)
 
     def _seen(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, Seen]]:
         runs = self._ws.store.runs
@@ -96,8 +96,8 @@ class Watch:
                     self._alive[row.id] = now
                 leases = ledger.of_run(row.id)
                 coming = max(((now - lease.asked) / 60 for lease in leases if lease.state in ("ASKED", "COMING")), default=0.0)
-                told = row.data.get("limits")
-                limits = told if isinstance(told, dict) else {}
+                found = row.data.get("limits")
+                limits = found if isinstance(found, dict) else {}
                 cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values()) if limits.get("cost") else 0.0
                 hours = (now - self._began(row)) / limits["time"] if limits.get("time") else 0.0
                 share = cost / limits["cost"] if limits.get("cost") else 0.0

@@ -213,14 +213,14 @@ def store(asked: NewRun, room: Room, response: Response, key: str, job: Mapping[
     recipes.bound(room, each, asked)
     if asked.driver != "local" and asked.driver not in (known := extensions.drivers(asked.driver)):
         raise NotFound("there is no such driver", fix=did_you_mean(asked.driver, known))
-    told: dict[str, object] = {"job": job} if job is not None else {}
+    reports_to: dict[str, object] = {"job": job} if job is not None else {}
     if asked.webhooks:
-        told["webhooks"] = [_hook(room, each) for each in asked.webhooks]
+        reports_to["webhooks"] = [_hook(room, each) for each in asked.webhooks]
     due = asked.not_before.timestamp() if asked.not_before is not None else None
     with room.working() as ws:
         # Without a shared store only a worker of this folder can have what the run needs.
         reach = ws.config.lists.get("data.allow", ())
-        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), told, reach, here=ws.share(None) is None)
+        ticket = Ticket(asked.priority, due, key, dict(asked.labels), asked.user, new_id(), reports_to, reach, here=ws.share(None) is None)
         request = Request(each.word, asked.inputs, asked.preset, out)
         run = submit(ws, request, Choice(), Settings(asked.driver, limits=asked.limits.model_dump(exclude_none=True)), ticket).id
         response.status_code = 201 if run == ticket.run else 200
@@ -363,11 +363,11 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
         choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
         labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
         ticket = Ticket(
-            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _told(row), reach, here=ws.share(None) is None
+            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _reports_to(row), reach, here=ws.share(None) is None
         )
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
 
 
-def _told(row: RunRow) -> Mapping[str, object]:
+def _reports_to(row: RunRow) -> Mapping[str, object]:
     """Who got reports of a run, and gets those of its retry."""
     return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}

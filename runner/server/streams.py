@@ -77,10 +77,10 @@ async def events(
     pulse = pulse_of(request)
     pulse.allow(caller)
     await pulse.beat(run)
-    return StreamingResponse(_told(pulse, caller, request, run, after, found), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(_event_stream(pulse, caller, request, run, after, found), media_type="text/event-stream", headers=_HEADERS)
 
 
-async def _told(
+async def _event_stream(
     pulse: Pulse, caller: Token, request: Request, run: str, after: int, found: Callable[[int], Sequence[EventView]]
 ) -> AsyncIterator[bytes]:
     """Events as they come, until the run is over."""
@@ -155,8 +155,8 @@ async def logs(
         return answer
     if follow:
         pulse.allow(caller)
-        told = _followed(pulse, caller, request, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
-        return StreamingResponse(told, media_type=_TEXT, headers=_HEADERS)
+        lines = _followed(pulse, caller, request, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
+        return StreamingResponse(lines, media_type=_TEXT, headers=_HEADERS)
     tail = await run_in_threadpool(begun, part) if part is not None else None
     if tail is None:
         words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
@@ -225,8 +225,8 @@ def measured(
     with room.reading() as ws:
         row = run_of(ws, run)
         lines = []
-        for part, told in reported(ws, row.id, step, attempt, of):
-            for n, point in enumerate(told, 1):
+        for part, points in reported(ws, row.id, step, attempt, of):
+            for n, point in enumerate(points, 1):
                 if n > after and (n - after - 1) % every == 0:
                     lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
         return Response("".join(f"{line}\n" for line in lines), media_type=_LINES)

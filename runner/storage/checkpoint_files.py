@@ -59,8 +59,8 @@ def sharded(metadata: Path) -> dict[str, int]:
         words = list(_atoms(file))
     for at in range(len(words) - 5):
         name, offset, length = words[at + 1], words[at + 3], words[at + 5]
-        told = (words[at], words[at + 2], words[at + 4]) == ("relative_path", "offset", "length")
-        if told and isinstance(name, str) and isinstance(offset, int) and isinstance(length, int):
+        named = (words[at], words[at + 2], words[at + 4]) == ("relative_path", "offset", "length")
+        if named and isinstance(name, str) and isinstance(offset, int) and isinstance(length, int):
             ends[name] = max(ends.get(name, 0), offset + length)
     return ends
 

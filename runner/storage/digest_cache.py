@@ -46,7 +46,7 @@ class DigestCache:
     `rows` are those of the store's `files` table, `listings` is the folder in which the listings of large trees are; without it they are forgotten.
     """
 
-    told: Progress | None
+    progress: Progress | None
     """Hears how far hashing is."""
 
     def __init__(self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None) -> None:
@@ -55,7 +55,7 @@ class DigestCache:
         self._new: dict[str, FileRow] = {}
         self._folder = None if listings is None else str(listings)
         self._listings: Listings | None = None
-        self.told: Progress | None = None
+        self.progress: Progress | None = None
 
     def content_of(self, path: str) -> Content | None:
         """What `path` holds, hashed only in doubt; None when there is nothing."""
@@ -89,7 +89,7 @@ class DigestCache:
                 doubtful.append((path, found))
         if doubtful:
             begun = time.time_ns()
-            digests = hash_all([(self._full(path), regular(self._full(path), found)) for path, found in doubtful], self.told)
+            digests = hash_all([(self._full(path), regular(self._full(path), found)) for path, found in doubtful], self.progress)
             for (path, _), (found, value) in zip(doubtful, digests, strict=True):
                 answer[path] = self._remember(path, found, content_id(found, value), begun)
         return answer
@@ -97,7 +97,7 @@ class DigestCache:
     def entries(self, path: str) -> list[Entry]:
         """The manifest of the tree at `path`; its files are remembered."""
         sight = see(self._full(path))
-        return self._rowed(path, sight) if sight.files <= FEW else self._large().entries(path, self._full(path), sight, self.told)
+        return self._rowed(path, sight) if sight.files <= FEW else self._large().entries(path, self._full(path), sight, self.progress)
 
     def note(self, path: str, content: Content) -> None:
         """Remember the file we have just put at `path`.
@@ -135,7 +135,7 @@ class DigestCache:
         sight = see(self._full(path))
         if sight.files <= FEW:
             return tree_id(self._rowed(path, sight))
-        return self._large().content(path, self._full(path), sight, self.told)
+        return self._large().content(path, self._full(path), sight, self.progress)
 
     def _rowed(self, path: str, sight: Sight) -> list[Entry]:
         """The manifest of a tree with a row for each file."""
@@ -147,7 +147,7 @@ class DigestCache:
             for name, now in zip(seen.names, seen.rows, strict=True):
                 row = recall(prefix + name)
                 column.append(row[6][2:] if row is not None and row[1:6] == now[:5] else "")
-        manifest, reads, begun = read_manifest(self._full(path), sight, known, self.told)
+        manifest, reads, begun = read_manifest(self._full(path), sight, known, self.progress)
         for folder, n, found, value in reads:
             name = sight.folders[folder].names[n]
             self._remember(f"{path}/{folder}/{name}" if folder else f"{path}/{name}", found, content_id(found, value), begun)

@@ -24,7 +24,7 @@ Content = NewType("Content", str)
 """`f:`, `x:` or `t:` and 64 lowercase hex digits."""
 
 Progress: TypeAlias = "Callable[[int, int], None]"
-"""Told the bytes that are done and those that there are, now and then, from any thread but never from two at once."""
+"""Called with the bytes that are done and those that there are, now and then, from any thread but never from two at once."""
 
 FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
 """path, dev, ino, size, mtime_ns, ctime_ns, content: a remembered digest."""
@@ -200,7 +200,7 @@ def _seek(handle: int, at: int, whence: int, size: int) -> int:
         raise
 
 
-def hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = None) -> list[tuple[os.stat_result, str]]:
+def hash_all(files: Sequence[tuple[str, Identity]], progress: Progress | None = None) -> list[tuple[os.stat_result, str]]:
     """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
     total = sum(found.size for _, found in files)
     if total < _WORTH_THREADS:
@@ -215,8 +215,8 @@ def hash_all(files: Sequence[tuple[str, Identity]], told: Progress | None = None
         nonlocal counter
         with counting:
             counter += count
-            if told is not None:
-                told(counter, total)
+            if progress is not None:
+                progress(counter, total)
         if failures:
             raise failures[0]  # the other thread has given up: its caller shall not wait for a large file
 
@@ -336,7 +336,9 @@ def see(top: str) -> Sight:
     return Sight(folders, links, empty, count)
 
 
-def read_manifest(top: str, sight: Sight, known: Mapping[str, Sequence[str]], told: Progress | None = None) -> tuple[list[Entry], list[_Read], int]:
+def read_manifest(
+    top: str, sight: Sight, known: Mapping[str, Sequence[str]], progress: Progress | None = None
+) -> tuple[list[Entry], list[_Read], int]:
     """The entries of a tree, what had to be read for them, and when reading began.  `known` has the SHA-256 of the files of a folder, or ""."""
     manifest: list[Entry] = []
     doubtful: list[tuple[str, int, str, Identity]] = []
@@ -350,7 +352,7 @@ def read_manifest(top: str, sight: Sight, known: Mapping[str, Sequence[str]], to
     begun = time.time_ns()
     reads: list[_Read] = []
     if doubtful:
-        digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], told)
+        digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
         for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
             manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
             reads.append((folder, n, found, value))

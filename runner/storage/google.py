@@ -132,11 +132,11 @@ class Google:
             except FileExistsError as error:
                 raise Exists from error
             except Exception as error:
-                self._told(error)
+                self._raise(error)
 
         return answered(once, self._policy, self._where)
 
-    def _told(self, error: Exception) -> NoReturn:
+    def _raise(self, error: Exception) -> NoReturn:
         import aiohttp
         import google.auth.exceptions as auth
         import requests

@@ -72,9 +72,9 @@ def moment(at: float) -> str:
 
 def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
     """The platform's job that a run is: as it was asked for, else as the environment of a pod says.  None: it is none."""
-    told = run.data.get("job")
-    if isinstance(told, dict):
-        return Job(str(told.get("id", "")), str(told.get("user", "")), str(told.get("model", "")))
+    found = run.data.get("job")
+    if isinstance(found, dict):
+        return Job(str(found.get("id", "")), str(found.get("user", "")), str(found.get("model", "")))
     id = environ.get("JOB_ID", "")
     return Job(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
 
@@ -118,8 +118,8 @@ class Letters:
     def generic(self, run: RunRow, type: str, id: str, at: float, data: Mapping[str, object]) -> list[Letter]:
         """One message for each receiver, of those that are no platform, that wants its type."""
         labels = run.data.get("labels")
-        told = {"run": run.id, "recipe": run.recipe, "user": run.user, "labels": labels if isinstance(labels, dict) else {}, **data}
-        body = json.dumps({"type": type, "timestamp": moment(at), "data": told})
+        facts = {"run": run.id, "recipe": run.recipe, "user": run.user, "labels": labels if isinstance(labels, dict) else {}, **data}
+        body = json.dumps({"type": type, "timestamp": moment(at), "data": facts})
         receivers = [f"webhook POST {each.url}" for each in self._config.webhooks if wanted(each.events, type)]
         receivers += [f"notify {each.url}" for each in self._config.notify if wanted(each.events, type)]
         own = run.data.get("webhooks")
@@ -157,8 +157,8 @@ class Letters:
         error = failed[1] or (event.reason if event.after in ("FAILED", "CANCELLED") else "")
         id = f"{run.id}-{event.seq}"
         if self.backend:
-            told = {"job_id": job.id, "status": STATUS[event.after], **_progress(numbers, event.after), "timestamp": moment(event.at)}
-            body = json.dumps(told | ({"error_message": error} if error else {}))
+            facts = {"job_id": job.id, "status": STATUS[event.after], **_progress(numbers, event.after), "timestamp": moment(event.at)}
+            body = json.dumps(facts | ({"error_message": error} if error else {}))
             letters.append(Letter(f"status PATCH {self._local(job, 'status')}", id, f"run.{event.after.lower()}", body))
         name = "job_started" if event.after == "ACTIVE" and not event.reason else _ALERTS.get(event.after, "")
         name = "gpu_oom" if name == "job_failed" and failed[0] == "oom" else name
@@ -185,8 +185,8 @@ class Letters:
     def _alert(self, job: Job, name: str, id: str, about: Mapping[str, object]) -> list[Letter]:
         if not (self.alerts_url and job.id and job.user):
             return []
-        told = {"type": name, "job_id": job.id, "user_id": job.user, **({"model_name": job.model} if job.model else {}), **about}
-        return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(told))]
+        facts = {"type": name, "job_id": job.id, "user_id": job.user, **({"model_name": job.model} if job.model else {}), **about}
+        return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(facts))]
 
     def metrics(self, run: RunRow, points: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
         """One batch of metric points, by the one way that is set."""
@@ -228,13 +228,13 @@ def _error_type(reason: str, state: str) -> str:
     return "CUDA_OOM" if reason == "oom" else "CANCELLED" if state == "CANCELLED" else (reason or "FAILED").upper().replace("-", "_")
 
 
-def point_of(told: Mapping[str, object], at: float) -> dict[str, object] | None:
+def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
     """A metric point of the platform's, from what a trainer reported; None where there is no step or no number in it."""
     point: dict[str, object] = {}
     for name in POINT[:-1]:
-        value = next((told[each] for each in (name, *_ALSO.get(name, ())) if each in told), None)
+        value = next((line[each] for each in (name, *_ALSO.get(name, ())) if each in line), None)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) != float("inf"):
             point[name] = value
-    when = told.get("timestamp")
+    when = line.get("timestamp")
     point["timestamp"] = when if isinstance(when, str) else moment(when if isinstance(when, (int, float)) else at)
     return point if "step" in point and len(point) > 2 else None

@@ -46,22 +46,22 @@ class Listings:
         self._listings: dict[str, _Listing] = {}
         self._unsaved: set[str] = set()
 
-    def content(self, path: str, full: str, sight: Sight, told: Progress | None) -> Content:
+    def content(self, path: str, full: str, sight: Sight, progress: Progress | None) -> Content:
         """The content of the tree at `full`, without its manifest where it looks as it did; it is remembered as `path`."""
         listing = self._listing(path)
         if listing is not None and listing.content and _shows(listing, sight, _packed(sight)):
             return Content(listing.content)
-        content = tree_id(self.entries(path, full, sight, told))
+        content = tree_id(self.entries(path, full, sight, progress))
         listing = self._listings[path]
         if not any(_UNKNOWN in column for column in listing.digests.values()):
             self._keep(path, listing._replace(content=content))
         return content
 
-    def entries(self, path: str, full: str, sight: Sight, told: Progress | None) -> list[Entry]:
+    def entries(self, path: str, full: str, sight: Sight, progress: Progress | None) -> list[Entry]:
         """The manifest of a tree, whose listing is brought up to date."""
         old, packed = self._listing(path), _packed(sight)
         digests = {folder: _recalled(old, folder, seen) for folder, seen in packed.items()}
-        manifest, reads, begun = read_manifest(full, sight, {folder: _hexes(column) for folder, column in digests.items()}, told)
+        manifest, reads, begun = read_manifest(full, sight, {folder: _hexes(column) for folder, column in digests.items()}, progress)
         columns = {folder: bytearray(digests[folder]) for folder in {read[0] for read in reads}}
         for folder, n, found, value in reads:
             now = identity_of(found)

@@ -48,7 +48,7 @@ def read(path: Path) -> dict[str, Value]:
         return {}
 
 
-def told(path: Path) -> list[dict[str, Value]]:
+def points(path: Path) -> list[dict[str, Value]]:
     """Every line that says something; none where there is no file."""
     try:
         with path.open("rb") as file:
@@ -63,7 +63,7 @@ def pace(path: Path) -> tuple[list[float], float]:
         silent = time.time() - path.stat().st_mtime
     except OSError:
         return [], 0.0
-    return [float(seconds) for line in told(path) if isinstance(seconds := line.get("time_step"), (int, float))], silent
+    return [float(seconds) for line in points(path) if isinstance(seconds := line.get("time_step"), (int, float))], silent
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:

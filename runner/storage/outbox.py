@@ -194,10 +194,10 @@ class Outbox:
                 return dropped
             before = dropped
             for number, body, points in rows[:-1]:
-                told = json.loads(body)
-                told["metrics"] = told["metrics"][points > 1 :: 2]
-                dropped += points - len(told["metrics"])
-                left = {"body": json.dumps(told), "points": len(told["metrics"]), "number": number}
+                parsed = json.loads(body)
+                parsed["metrics"] = parsed["metrics"][points > 1 :: 2]
+                dropped += points - len(parsed["metrics"])
+                left = {"body": json.dumps(parsed), "points": len(parsed["metrics"]), "number": number}
                 self._ask("UPDATE outbox SET body = :body, points = :points WHERE number = :number AND held_until = 0 RETURNING 1", left)
             if dropped == before:
                 return dropped

@@ -57,7 +57,7 @@ def content_of(manifest: Sequence[Entry], kind: str) -> Content:
 # -- writing -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, told: Progress | None = None) -> Pack:
+def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, progress: Progress | None = None) -> Pack:
     """Write the pack of what is at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
 
     Raises Changed when a file is not what the manifest says, NotFound when the folder holds something else.
@@ -67,7 +67,7 @@ def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)
-        sums = _write_shards(root, cut, folder, before, told)
+        sums = _write_shards(root, cut, folder, before, progress)
         for name in os.listdir(folder):
             if name.endswith(".part") or (_SHARD.fullmatch(name) and name[:-4] not in sums):
                 os.unlink(folder / name)
@@ -92,7 +92,7 @@ def _earlier(folder: Path) -> dict[str, str]:
     return {line[66:130]: line[:64] for line in lines if _SHARD.fullmatch(line[66:])}
 
 
-def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], told: Progress | None) -> dict[str, str]:
+def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None) -> dict[str, str]:
     """Every shard, two at a time; shard name -> SHA-256 of its tar."""
     total = sum(shard.size for shard in cut)
     sums: dict[str, str] = {}
@@ -105,8 +105,8 @@ def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[st
         nonlocal written
         with turn:
             written += count
-            if told is not None:
-                told(written, total)
+            if progress is not None:
+                progress(written, total)
         if failures:
             raise failures[0]  # the other thread has given up
 
@@ -244,7 +244,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def faults(folder: Path, pack: Pack, told: Progress | None = None) -> Iterator[str]:
+def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterator[str]:
     """Everything that is wrong with the shards of a pack, member by member."""
     total, done = sum(shard.size for shard in pack.shards), 0
     for shard, sha256 in zip(pack.shards, pack.sums, strict=True):
@@ -264,8 +264,8 @@ def faults(folder: Path, pack: Pack, told: Progress | None = None) -> Iterator[s
         except OSError as error:
             yield f"{path.name}: {error.strerror}"
         done += shard.size
-        if told is not None:
-            told(done, total)
+        if progress is not None:
+            progress(done, total)
     lines = "".join(f"{sha256}  {shard.name}.tar\n" for shard, sha256 in zip(pack.shards, pack.sums, strict=True))
     try:
         if (folder / SUMS).read_bytes() != lines.encode():

@@ -38,11 +38,11 @@ from .runs import (
     StepRow,
     Submitted,
     Wanted,
+    events_of,
     is_progress,
     newest,
     of_several_states,
     same_request,
-    told_of,
 )
 
 _CLAIMING: Final = 0x72637066
@@ -223,10 +223,10 @@ class PostgresRuns:
         values |= {"claim": who, "fence": int(bool(who)), "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else ""}
         values |= {"labels": _pairs(run.data.get("labels")), "holder": self._holder.name if who else "", "long": CLAIM if who else -CLAIM}
         values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
-        told = self.reporter.listened_to(run.id, run.data)
+        listened = self.reporter.listened_to(run.id, run.data)
 
         def store(db: Connection[Row]) -> Submitted:
-            with db.transaction() if told else nullcontext():  # one statement is a transaction
+            with db.transaction() if listened else nullcontext():  # one statement is a transaction
                 fresh = db.execute(_SUBMIT.encode(), values).fetchone()
                 if fresh is None:
                     found = db.execute(
@@ -236,7 +236,7 @@ class PostgresRuns:
                     if id != run.id:
                         same_request(run, id, mapping(data))
                     return Submitted(id, fence if who and holder == self._holder.name else 0)  # ours: the reply to the first try was lost
-                if told:
+                if listened:
                     _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
             return Submitted(run.id, int(fresh[0]))
 
@@ -332,8 +332,8 @@ class PostgresRuns:
             with self._disk.transaction() as disk:
                 self._index.write(disk, changes)
         crashpoint("group-written")
-        told = told_of(run, 0, now, moves)
-        told = told if told and self.reporter.listened_to(run, None) else []
+        events = events_of(run, 0, now, moves)
+        events = events if events and self.reporter.listened_to(run, None) else []
         state, why = run_state or (None, None)
         fading = int(not any(map(is_progress, moves)))
         values: dict[str, object] = {"run": run, "fence": fence, "me": self._holder.name, "long": CLAIM, "now": now, "fading": fading}
@@ -351,14 +351,14 @@ class PostgresRuns:
                 known = db.execute("SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)).fetchone()
                 if known is not None and known[0] is not None:
                     return int(known[0])
-            with db.transaction() if told else nullcontext():  # one statement is a transaction
+            with db.transaction() if events else nullcontext():  # one statement is a transaction
                 while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
                     request = self.requested(run, fence)  # raises Stale
                     if state is not None and request not in ("", answers):
                         raise Requested(request)
                 last = int(row[0]) - 1
-                if told:
-                    _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in told]))
+                if events:
+                    _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in events]))
             return last
 
         since = boottime()

@@ -221,7 +221,7 @@ class RemoteCache:
         """Once a run has started, errors of the store are notices, even if the user named the store."""
         self._asked_for = False
 
-    def told(self) -> list[str]:
+    def pop_notices(self) -> list[str]:
         """Notices that were not shown yet."""
         notices, self.notices = self.notices, []
         return list(dict.fromkeys(notices))
@@ -307,7 +307,7 @@ class Downloads:
         def done(note: Callable[[], object]) -> None:
             self._under_way.discard(id)
             note()
-            for notice in self._sharing.told():
+            for notice in self._sharing.pop_notices():
                 self._say(notice)
             self._wake()
 

@@ -87,13 +87,13 @@ class Collector:
                 continue
             names |= {layout.object_name(made.content) for made in found.trace.outputs}
         trees = [name for name in names if name.endswith(".t.json")]
-        for name, told in zip(trees, self._session.map(self._session.bucket.read, [name[: -len("json")] + "parts" for name in trees]), strict=True):
+        for name, listed in zip(trees, self._session.map(self._session.bucket.read, [name[: -len("json")] + "parts" for name in trees]), strict=True):
             names.add(name[: -len("json")] + "parts")
-            parts = layout.parts_of(told) if told is not None else None
+            parts = layout.parts_of(listed) if listed is not None else None
             if parts is not None:
                 names |= {layout.object_name(Content(f"f:{sha256}")) for sha256, _ in parts.bundles}
                 names |= {f"objects/{blob[:2]}/{blob}" for blob in parts.blobs}
-            elif told is not None:
+            elif listed is not None:
                 raise Corrupt(
                     f"{self._session.url}/{name[:-4]}parts cannot be read, so what it needs is unknown",
                     fix="delete that object, and collect again",

@@ -66,8 +66,8 @@ def trace_of(data: bytes, key: str) -> Found | None:
     """The trace that `data` is, if it is one of this key and whole."""
     try:
         body = json.loads(data)
-        told = body.pop("sum")
-        if told != digest.of_value("trace/1", body) or body["key"] != key:
+        expected = body.pop("sum")
+        if expected != digest.of_value("trace/1", body) or body["key"] != key:
             return None
         outputs = [(str(name), str(path), Content(str(content)), int(size)) for name, path, content, size in body["outputs"]]
         if not all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", content) for _, _, content, _ in outputs):
@@ -92,11 +92,11 @@ class Parts(NamedTuple):
 
 def parts_of(data: bytes) -> Parts | None:
     try:
-        told = json.loads(data)
-        bundles = [(str(sha256), int(count)) for sha256, count in told["bundles"]]
-        blobs = [str(blob) for blob in told["blobs"]]
+        parsed = json.loads(data)
+        bundles = [(str(sha256), int(count)) for sha256, count in parsed["bundles"]]
+        blobs = [str(blob) for blob in parsed["blobs"]]
         if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs):
-            return Parts(int(told["small"]), bundles, blobs)
+            return Parts(int(parsed["small"]), bundles, blobs)
     except (ValueError, KeyError, TypeError):
         pass
     return None

@@ -51,11 +51,11 @@ class Receiver:
 
     def get_tree(self, content: Content, top: str) -> None:
         name = layout.object_name(content)
-        text, told = self._session.map(self._session.bucket.read, [name, name[: -len("json")] + "parts"])
-        if text is None or told is None:
+        text, listed = self._session.map(self._session.bucket.read, [name, name[: -len("json")] + "parts"])
+        if text is None or listed is None:
             raise self._session.gone(name if text is None else name[: -len("json")] + "parts", "is not there")
         manifest = self.entries(name, content, text)
-        parts = layout.parts_of(told)
+        parts = layout.parts_of(listed)
         small, large = layout.split(manifest, parts.small if parts else 0)
         if parts is None or sum(count for _, count in parts.bundles) != len(small):
             raise self._session.gone(name[: -len("json")] + "parts", "does not fit its manifest")

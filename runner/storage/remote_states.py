@@ -93,8 +93,8 @@ def load(remote: Remote, key: str) -> Note | None:
 def note_of(data: bytes | None) -> Note | None:
     try:
         body = json.loads(data or b"")
-        told = body.pop("sum")
-        if told != digest.of_value("state-note/1", body) or not isinstance(body["made"], dict) or not isinstance(body["made"]["continues"], dict):
+        expected = body.pop("sum")
+        if expected != digest.of_value("state-note/1", body) or not isinstance(body["made"], dict) or not isinstance(body["made"]["continues"], dict):
             return None
         states = {str(state): Sent(str(name), Content(str(content))) for state, (name, content) in body["states"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):

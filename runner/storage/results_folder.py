@@ -64,8 +64,8 @@ def upload(bucket: Bucket, wanted: Sequence[File], facts: Mapping[str, object], 
 
 def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -> None:
     """Write into the object `name` which folder beside it was uploaded last."""
-    told = {"recipe-results": FORMAT, "folder": folder, "run": facts.get("run"), "recipe": facts.get("recipe")}
-    bucket.write(name, (json.dumps(told) + "\n").encode())
+    listing = {"recipe-results": FORMAT, "folder": folder, "run": facts.get("run"), "recipe": facts.get("recipe")}
+    bucket.write(name, (json.dumps(listing) + "\n").encode())
 
 
 def lying(name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]) -> list[File]:
@@ -131,8 +131,8 @@ def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: boo
 def _known(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
     """Whether a manifest says that all is there, and the sizes and digests that it lists; nothing of one that is not ours."""
     try:
-        told = json.loads(data or b"{}")
-        listed = {str(name): (int(each["size"]), str(each["sha256"])) for name, each in told.get("files", {}).items()}
-        return bool(told.get("complete")), listed
+        parsed = json.loads(data or b"{}")
+        listed = {str(name): (int(each["size"]), str(each["sha256"])) for name, each in parsed.get("files", {}).items()}
+        return bool(parsed.get("complete")), listed
     except (ValueError, TypeError, KeyError, AttributeError):
         return False, {}

@@ -185,7 +185,7 @@ SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
 """Of a store without a receiver."""
 
 
-def told_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
+def events_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
     """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
     return [
         Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)

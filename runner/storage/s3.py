@@ -289,7 +289,7 @@ class S3:
             found: Mapping[str, Any] = self._run(getattr(client, method)(**common, **words))
             return found
         except wrong.ClientError as error:
-            self._told(error, method, absent=absent)
+            self._raise(error, method, absent=absent)
             return None
         except (wrong.NoCredentialsError, wrong.PartialCredentialsError, wrong.CredentialRetrievalError, wrong.TokenRetrievalError) as error:
             raise StoreError(f"{self._where}: no credentials: {words_of(error)}", fix=_LOGIN) from error
@@ -311,7 +311,7 @@ class S3:
         except wrong.BotoCoreError as error:
             raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
 
-    def _told(self, error: Any, method: str, *, absent: bool) -> None:
+    def _raise(self, error: Any, method: str, *, absent: bool) -> None:
         """Raise what an error of the server means; nothing when it says that there is no such thing, and that may be."""
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -380,9 +380,9 @@ def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
     """An ETag that is an MD5 must be that of what was sent.  With keys of a KMS, or of the caller's, it is not one of the plain bytes."""
     if answer.get("ServerSideEncryption", "AES256") != "AES256" or answer.get("SSECustomerAlgorithm"):
         return
-    told = _MD5.fullmatch(str(answer.get("ETag", "")))
-    if told and told[1] != md5:
-        raise Again(f"{name} arrived as other bytes: its ETag is {told[1]}, not {md5}")
+    etag = _MD5.fullmatch(str(answer.get("ETag", "")))
+    if etag and etag[1] != md5:
+        raise Again(f"{name} arrived as other bytes: its ETag is {etag[1]}, not {md5}")
 
 
 async def _drain(body: Any, into: bytearray) -> None:

@@ -33,11 +33,11 @@ from .runs import (
     StepRow,
     Submitted,
     Wanted,
+    events_of,
     is_progress,
     newest,
     of_several_states,
     same_request,
-    told_of,
 )
 
 if TYPE_CHECKING:
@@ -273,8 +273,8 @@ class SqliteRuns:
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts],
             )
-            if (told := told_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
-                _post(db, run, self.reporter.letters(told))
+            if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
+                _post(db, run, self.reporter.letters(events))
             self._index.write(db, changes)
             crashpoint("group-written")
         if landed is None:

@@ -237,10 +237,10 @@ class _Packing:
     def bundle(self, facts: Facts) -> Bundle:
         from ..storage.sources import locked
 
-        told = json.dumps({"inputs": sorted(self._inputs.items())}, separators=(",", ":")).encode()
+        listed = json.dumps({"inputs": sorted(self._inputs.items())}, separators=(",", ":")).encode()
         known = locked(self._ws)
         pinned = {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
-        texts = {_LISTED: told} | ({"recipe.lock": (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()} if pinned else {})
+        texts = {_LISTED: listed} | ({"recipe.lock": (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()} if pinned else {})
         whole = {match.rstrip("/") for matches in self._anew.looked.values() for match in matches} - facts.files.keys()
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:

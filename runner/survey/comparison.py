@@ -80,14 +80,14 @@ def results(ws: Workspace, recipe: str, keys: Collection[str] | None = None) -> 
         fresh = {each for each in fresh if each[1] in keys}
     traces = ws.store.index.traces([key for _, key in (*tries, *fresh)])
     found = [result_found(ws, step, traces[key])[0] for step, key in fresh if key in traces]
-    found = [told for told in found if any(numeric(metric.last) for metric in told.metrics.values())]
+    found = [result for result in found if any(numeric(metric.last) for metric in result.metrics.values())]
     for (step, key), many in tries.items():
         last = next((each for each in reversed(many) if each.outcome == "done"), many[-1])
         given = {name: value for name, value in inputs[last.run].items() if name in read}
-        told, _ = result_of(ws, step, [each for each in many if each.run == last.run], traces.get(key), given)
-        told = told._replace(where=places.get((last.run, step), ""), label=labels[last.run])
-        if any(numeric(metric.last) for metric in told.metrics.values()) or (told.state == "FAILED" and _reports(last)):
-            found.append(told)
+        result, _ = result_of(ws, step, [each for each in many if each.run == last.run], traces.get(key), given)
+        result = result._replace(where=places.get((last.run, step), ""), label=labels[last.run])
+        if any(numeric(metric.last) for metric in result.metrics.values()) or (result.state == "FAILED" and _reports(last)):
+            found.append(result)
     return sorted(found, key=lambda result: result.made)
 
 

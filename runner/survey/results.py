@@ -58,10 +58,10 @@ def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
         path = rows.kept(ws, attempt, ".log" if rule.pattern else ".metrics")
         if not path.exists():
             return None
-        return list(metrics.matches(path, rule.pattern, metrics.NOTHING)) if rule.pattern else list(metrics.told(path))
+        return list(metrics.matches(path, rule.pattern, metrics.NOTHING)) if rule.pattern else list(metrics.points(path))
     trace = ws.store.index.trace(attempt.key)
     files = sorted(stored_files(ws, trace, str(rule.file))) if trace is not None and trace.run == attempt.run else []
-    return [point for _, path in files for point in metrics.told(path)] if files else None
+    return [point for _, path in files for point in metrics.points(path)] if files else None
 
 
 def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:

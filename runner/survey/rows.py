@@ -68,7 +68,7 @@ def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
 def so_far(ws: Workspace, run: str, step: str, number: int, path: Path) -> Sequence[dict[str, metrics.Value]]:
     """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
     if not is_elsewhere(ws, run):
-        return metrics.told(path)
+        return metrics.points(path)
     data = _all(Rows(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]))
     return [point for line in data.splitlines() if (point := metrics.parse(line))]
 

@@ -24,7 +24,7 @@ def beside(log: str) -> Path:
 
 def kept(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
     """The samples of an attempt that is over; none of one that took less than 5 seconds."""
-    return metrics.told(rows.kept(ws, attempt, ENDING))
+    return metrics.points(rows.kept(ws, attempt, ENDING))
 
 
 def latest(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:

@@ -219,7 +219,7 @@ def test_an_interrupt_does_not_wait_for_large_files(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     cache = DigestCache(tmp_path)
-    cache.told = told
+    cache.progress = told
     with pytest.raises(KeyboardInterrupt):
         cache.contents(["a", "b"])
     assert len(heard) <= 2 and heard[-1] <= 2 << 20

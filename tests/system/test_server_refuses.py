@@ -380,7 +380,7 @@ def test_a_stream_of_events_that_is_silent_says_that_it_is_alive(monkeypatch: py
     async def first() -> bytes:
         nobody: Any = None
         pulse: Any = Still()
-        async with aclosing(streams._told(pulse, nobody, nobody, "r", 0, lambda _: [])) as told:
+        async with aclosing(streams._event_stream(pulse, nobody, nobody, "r", 0, lambda _: [])) as told:
             return await anext(told)
 
     assert asyncio.run(first()).startswith(b":")

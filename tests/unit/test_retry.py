@@ -72,7 +72,7 @@ def test_each_further_try_is_reported_and_none_after_the_last() -> None:
     told: list[Exception] = []
     first, last = OSError("first"), OSError("last")
     with pytest.raises(OSError, match="last"):
-        retry(failing(first, last), backoff(OSError, 2, 0.0, 0.0), told=told.append)
+        retry(failing(first, last), backoff(OSError, 2, 0.0, 0.0), on_retry=told.append)
     assert told == [first]
 
 

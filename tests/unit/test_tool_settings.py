@@ -47,13 +47,13 @@ def test_an_accelerate_block_is_read_as_it_is_started() -> None:
     args = {"save-steps": "{{ inputs.often }}", "resume": "{{ state.c.latest }}", "use-ema": True, "quiet": False}
     found = told(step(accelerate={"script": "train.py", "args": args}), often=7)
     assert (found["save_every"], found["resume"], found["use_ema"], found["quiet"]) == (7, None, True, None)
-    assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
+    assert found.setting("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
 
 
 def test_what_an_accelerate_block_says_of_precision_is_reported() -> None:
     found = told(step(accelerate={"module": "a.train", "mixed_precision": "{{ inputs.kind }}", "args": ["--lr", "1"]}), kind="fp16")
     assert (found["mixed_precision"], found["lr"]) == ("fp16", 1)
-    assert found.told("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
+    assert found.setting("mixed_precision").origin == Origin("input", "kind")  # type: ignore[union-attr]
 
 
 def test_an_input_that_is_a_mapping_is_found_below_its_name_and_without() -> None:
@@ -82,8 +82,8 @@ def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
     assert found["save_every"] == 5 and found["datasets.path"] == "a"
     assert found["model.lora"] == {"rank": None} and found["lora.rank"] == 8 and found["rank"] == 8
     assert found["off"] is None and found["nothing"] is None
-    assert found.told("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
-    assert found.told("lora.rank").origin == Origin("file", "model.lora.rank", "config.yaml")  # type: ignore[union-attr]
+    assert found.setting("save_every").origin == Origin("input", "often")  # type: ignore[union-attr]
+    assert found.setting("lora.rank").origin == Origin("file", "model.lora.rank", "config.yaml")  # type: ignore[union-attr]
 
 
 def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:

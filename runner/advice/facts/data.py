@@ -70,8 +70,8 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
 
 def _tasks(files: Iterable[Path]) -> list[str]:
     """The names that task files of lm-evaluation-harness give: of tasks and of groups."""
-    told = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
-    return [name.decode(errors="replace") for data in told for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)]
+    texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
+    return [name.decode(errors="replace") for data in texts for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)]
 
 
 def _called(columns: Sequence[str]) -> dict[str, str | None]:

@@ -27,26 +27,26 @@ nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
 
 def facts(name: str, said: bytes) -> dict[str, object]:
     """The facts of a host, from its answer.  What it did not tell is left out: unknown."""
-    told = driven.facts(said)
-    have = driven.resources(told)
+    facts = driven.facts(said)
+    have = driven.resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
     for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
         if value:
             found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
     for key in ("shm",):
-        for text in told.get(key, ())[:1]:
+        for text in facts.get(key, ())[:1]:
             if text.isdecimal():
                 found[key] = round(int(text) / GB, 3)
     for key, into in (("capability", "capability"), ("cuda", "cuda")):
-        for text in told.get(key, ())[:1]:
+        for text in facts.get(key, ())[:1]:
             if re.fullmatch(r"\d+(\.\d+)?", text):
                 found[into] = float(text)
-    for text in told.get("gpu_driver", ())[:1]:
+    for text in facts.get("gpu_driver", ())[:1]:
         if numbers := re.findall(r"\d+", text):
             found["driver"] = [int(part) for part in numbers]
-    provider = next((name for name in told.get("rented", ()) if name in _PROVIDERS), None)
+    provider = next((name for name in facts.get("rented", ()) if name in _PROVIDERS), None)
     found["rented"] = provider or next((each for each, address in _PROVIDERS.items() if address in name), None)
-    found["auto_tmux"] = found["rented"] == "vast" and not told.get("no_tmux")
+    found["auto_tmux"] = found["rented"] == "vast" and not facts.get("no_tmux")
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid
-from ..tool_settings import Told
+from ..tool_settings import Setting
 from . import LARGE, contents
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 CONFIGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
-def derived(told: Iterable[Told]) -> Iterator[Told]:
+def derived(settings: Iterable[Setting]) -> Iterator[Setting]:
     """What some tools say in other ways: `bf16: true` is a precision, a LoRA module a use of adapters."""
-    for each in told:
+    for each in settings:
         if each.key in ("bf16", "fp16") and each.value is True:
             yield each._replace(key="precision", value=each.key)
         elif each.key == "network_module" and "lora" in str(each.value):

@@ -118,9 +118,9 @@ def _submit(place: Place, args: argparse.Namespace) -> int:
     from ...execution.terms import Settings
     from ...survey.survey import Request
     from ..handle.opening import New, submitted
-    from .flags import told_apart, values_of
+    from .flags import split_words, values_of
 
-    names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.inputs])
+    names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.inputs])
     names += [str(args.file)] if args.file is not None else []
     if len(names) != 1:
         fix = f"name one of its catalog: recipe submit NAME INPUT=VALUE --to {args.to}"

@@ -12,7 +12,7 @@ from ...errors import Invalid, NotFound, Problem
 from ...language import library
 from ...paths import TAGS, beside, is_path
 from ..tail import shown
-from .flags import color, told_apart
+from .flags import color, split_words
 
 SCHEMA = Path(".recipe", "recipe.schema.json")
 """Where editors find the schema, below the workspace."""
@@ -75,7 +75,7 @@ def _validate(args: argparse.Namespace) -> int:
     from ...survey import validation
     from ..diagnostics import render
 
-    names, given = told_apart(args.words)
+    names, given = split_words(args.words)
     found: list[Problem] = []
     for name in dict.fromkeys(names or ["./recipe.yaml"]):
         mine: list[Problem]

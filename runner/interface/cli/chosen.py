@@ -19,7 +19,7 @@ from ...storage.runs import Wanted
 from ...storage.store import home
 from ...storage.workspace import Workspace
 from ...survey.survey import Request, read
-from .flags import add_values, out_folder, published_below, told_apart, values_of
+from .flags import add_values, out_folder, published_below, split_words, values_of
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -74,7 +74,7 @@ def begun(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
 
 def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """What the words ask about.  Without a recipe: what was run last here, with its inputs and these; else ./recipe.yaml."""
-    words, typed = told_apart(args.words)
+    words, typed = split_words(args.words)
     given, origins = values_of(args, typed)
     names = [library.meant(args.location, word) for word in words]
     if args.file is not None:

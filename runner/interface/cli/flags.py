@@ -164,7 +164,7 @@ def published_below(args: argparse.Namespace) -> Path | None:
     return Path(args.location.typed(str(args.out))) if isinstance(args.out, Path) else None
 
 
-def told_apart(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Recipes and INPUT=VALUE pairs among words that may be either."""
     names: list[str] = []
     given: dict[str, str] = {}

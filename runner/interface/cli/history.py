@@ -73,20 +73,20 @@ def run(args: argparse.Namespace) -> int:
 def _runs(ws: Workspace, args: argparse.Namespace) -> int:
     chosen = args.recipe is not None or args.failed or args.tag is not None
     recipe = recipe_of(ws, args.location, args.recipe) if args.recipe is not None else None
-    told: list[RunOverview] = []
+    overviews: list[RunOverview] = []
     for last in (max(_NEAR, args.last), _ALL) if chosen else (args.last,):
         rows = ws.store.runs.latest(recipe=recipe, last=last)
-        told = _overviews(ws, [row for row in rows if args.tag is None or args.tag in tags(row)], failed=args.failed)[: args.last]
-        if len(told) == args.last or len(rows) < last:
+        overviews = _overviews(ws, [row for row in rows if args.tag is None or args.tag in tags(row)], failed=args.failed)[: args.last]
+        if len(overviews) == args.last or len(rows) < last:
             break
     if args.json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(overviews, indent=2))
         return 0
-    if not told:
+    if not overviews:
         print("there is no such run here" if chosen else "nothing was run here yet", file=sys.stderr)
         return 0
     table: list[tuple[str, ...]] = [("RUN", "BEGAN", "STATE", "RAN", "FRESH", "FAILED", "TIME", "COST", "RECIPE", "INPUTS", "LABEL")]
-    for item in told:
+    for item in overviews:
         counts = item["steps"]
         took = span(item["seconds"]) if item["seconds"] is not None else ""
         given = " ".join([*([f"--preset {item['preset']}"] if item["preset"] else []), *(f"{k}={v}" for k, v in item["given"].items())])
@@ -96,17 +96,17 @@ def _runs(ws: Workspace, args: argparse.Namespace) -> int:
         table.append((item["id"], moment(item["created"]), item["state"], *numbers, took, cost, item["recipe"], shown(given), shown(label)))
     if not any(row[-1] for row in table[1:]):
         table = [row[:-1] for row in table]
-    if not any(item["usd"] for item in told):
+    if not any(item["usd"] for item in overviews):
         table = [(*row[:7], *row[8:]) for row in table]
-    print("\n".join(aligned(table, range(3, 8 if any(item["usd"] for item in told) else 7))))
+    print("\n".join(aligned(table, range(3, 8 if any(item["usd"] for item in overviews) else 7))))
     return 0
 
 
 def _overviews(ws: Workspace, rows: Sequence[RunRow], *, failed: bool) -> list[RunOverview]:
     tallies = ws.store.runs.tallies([row.id for row in rows])
     spent = costs.of_runs(row.id for row in rows)
-    told = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
-    return [item for item in told if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")]
+    overviews = [overview(ws, row, tallies[row.id], spent[row.id]) for row in rows]
+    return [item for item in overviews if not failed or item["state"] in ("FAILED", "NEEDS_RECOVERY")]
 
 
 def tags(row: RunRow) -> list[str]:
@@ -306,7 +306,7 @@ class Compared(NamedTuple):
     head: str
     inputs: Mapping[str, object]
     ran: Mapping[str, Ran]
-    told: Mapping[str, object]
+    facts: Mapping[str, object]
     """What `--json` prints of it."""
 
 
@@ -314,7 +314,7 @@ def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> 
     """Print what differs between two runs."""
     inputs, steps = values(a.inputs, b.inputs), compare(a.ran, b.ran)
     if args.json:
-        told = [
+        differences = [
             {
                 "id": step.id,
                 "states": list(step.states),
@@ -323,7 +323,7 @@ def tell(a: Compared, b: Compared, held: Manifest, args: argparse.Namespace) -> 
             }
             for step in steps
         ]
-        print(json.dumps({"a": a.told, "b": b.told, "inputs": [as_json(change, held) for change in inputs], "steps": told}, indent=2))
+        print(json.dumps({"a": a.facts, "b": b.facts, "inputs": [as_json(change, held) for change in inputs], "steps": differences}, indent=2))
         return
     for letter, run in (("A", a), ("B", b)):
         print(f"{letter}  {run.head}")

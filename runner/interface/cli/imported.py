@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     write(args.location, target, {target.name: text_of(made, source.name)})
     print(target)
     if not args.quiet:
-        _told(args.location.here / target, target, made)
+        _explain(args.location.here / target, target, made)
     return 0
 
 
-def _told(path: Path, shown: Path, made: Imported) -> None:
+def _explain(path: Path, shown: Path, made: Imported) -> None:
     """Say what has to be looked at, and what `recipe validate` would."""
     lines = [f"look at: {line}" for line in made.look]
     try:

@@ -122,12 +122,12 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     from ...language import parse
     from ...storage.workspace import Workspace
     from ..tailoring import tailor
-    from .flags import told_apart
+    from .flags import split_words
 
     if args.origin is None or args.gpu is None or args.script is not None:
         known = ", ".join(gpu.name for gpu in figures().gpus)
         raise Invalid([Problem("bad-input", "--from and --gpu go together, and without --script", fix=f"known GPUs: {known}")])
-    strange, given = told_apart(args.inputs)
+    strange, given = split_words(args.inputs)
     if strange:
         raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in strange])
     recipe = parse.load(library.find(args.origin, args.workspace))

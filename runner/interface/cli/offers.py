@@ -131,7 +131,7 @@ def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
 
 def chosen(found: Mapping[str, Shelf]) -> list[str]:
     """Which machine a run would rent for each step, and which come next, as `recipe plan` shows it."""
-    told = []
+    lines = []
     for step, shelf in found.items():
         for place, offer in enumerate(shelf.offers[: 1 + offering.RUNNERS_UP]):
             row = _row(offer, shelf.wish)
@@ -139,11 +139,11 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
             cost = f", {shelf.wish.hours:.1f} h, ${usd:.2f}" + f" with ${extra:.2f} of egress" * (extra > 0) if usd is not None else ""
             what = f"{'allocates' if offer.queued else 'rents'} for {step}" if not place else f"{'':9}else"
             kind = row[1] if offer.queued else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
-            told.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
+            lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
         if not shelf.offers:
-            told.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
-        told += [f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words]
-    return told
+            lines.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
+        lines += [f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words]
+    return lines
 
 
 def as_json(step: str, shelf: Shelf) -> dict[str, object]:

@@ -72,7 +72,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
         with Bar(args, "hashing") as bar:
-            ws.cache.told = bar
+            ws.cache.progress = bar
             content, manifest = _look(ws, path)
         ws.save_cache()
         cut = shards(manifest)
@@ -86,7 +86,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
         if args.quiet < 2:
             print(f"recipe: {error}; once more", file=sys.stderr)
 
-    content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), told=once_more)
+    content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), on_retry=once_more)
     if content[0] == "t":
         input_manifests.keep(ws, content, manifest)
     doubts = packed.doubts(manifest)
@@ -153,7 +153,7 @@ def _tell(args: argparse.Namespace, content: Content, manifest: Sequence[Entry],
 
 def _tell_json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], doubts: Sequence[str], out: Path | None) -> None:
     files = [entry.size for entry in manifest if entry.kind in "fx"]
-    told = {
+    facts = {
         "id": content,
         "files": len(files),
         "bytes": sum(files),
@@ -162,7 +162,7 @@ def _tell_json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard]
         "warnings": list(doubts),
         "out": None if out is None else str(out),
     }
-    print(json.dumps(told, indent=2))
+    print(json.dumps(facts, indent=2))
 
 
 def _many(count: int, word: str, plural: str = "") -> str:
@@ -237,13 +237,13 @@ class Bar:
         self._drawn = False
 
     def __enter__(self) -> Callable[[int, int], None]:
-        return self._told
+        return self._show
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
             print("\r\x1b[K", end="", file=canvas(sys.stderr), flush=True)
 
-    def _told(self, done: int, total: int) -> None:
+    def _show(self, done: int, total: int) -> None:
         now = time.monotonic()
         if not self._on or now - self._last < 0.1:
             return

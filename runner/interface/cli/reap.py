@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     ends = _chosen(args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)])
     left = {} if args.dry_run else asyncio.run(_end(ends, args.workspace))
     if args.json:
-        told = [{"key": each.key, "driver": each.driver, "machine": each.id, "price": each.price, "done": "unknown"} for each in strange]
-        print(json.dumps([*(_as_json(each, ends, left, args.dry_run) for each in known), *told], indent=2))
+        unknown = [{"key": each.key, "driver": each.driver, "machine": each.id, "price": each.price, "done": "unknown"} for each in strange]
+        print(json.dumps([*(_as_json(each, ends, left, args.dry_run) for each in known), *unknown], indent=2))
         return 5 if left else 0
     now = time.time()
     for why in silent:
@@ -204,5 +204,5 @@ def _driver(row: LeaseRow, workspace: Path) -> Driver:
 def _as_json(each: Known, ends: Sequence[Known], left: dict[str, str], dry: bool) -> dict[str, object]:
     row = each.row
     done = "still there" if row.key in left else "kept" if each not in ends else "would end" if dry else "ended"
-    told = {name: getattr(row, name) for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")}
-    return {**told, "done": done, "why": left.get(row.key, each.fate.why)}
+    facts = {name: getattr(row, name) for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")}
+    return {**facts, "done": done, "why": left.get(row.key, each.fate.why)}

@@ -74,15 +74,15 @@ def run(args: argparse.Namespace) -> int:
         if args.html:
             return _html(ws, row, args.output)
         try:
-            told = described(ws, row, args.step)
+            found = described(ws, row, args.step)
         except NotFound:
             made = makers(ws, row, args.step)
             if not made:
                 raise
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
             print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
-            told = described(ws, ws.store.runs.get(last.run), args.step)
-    print(json.dumps(told, indent=2) if args.json else "\n".join(as_text(told)))
+            found = described(ws, ws.store.runs.get(last.run), args.step)
+    print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
     return 0
 
 
@@ -172,9 +172,9 @@ class RunReport(TypedDict):
 
 def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     """A run and its steps, for programs; the text is a part of it.  Raises NotFound when it has no such step."""
-    told = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
-    if told["seconds"] is None and ws.store.runs.live(row.id):
-        told["seconds"] = time.time() - row.created
+    summary = overview(ws, row, ws.store.runs.tallies([row.id])[row.id])
+    if summary["seconds"] is None and ws.store.runs.live(row.id):
+        summary["seconds"] = time.time() - row.created
     done = _steps(ws, row)
     chosen = [each for each in done if step is None or step in names(each.id)]
     if step is not None and not chosen:
@@ -183,12 +183,12 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "id": row.id,
         "recipe": row.recipe,
         "created": row.created,
-        "state": told["state"],
+        "state": summary["state"],
         "reason": row.reason,
-        "seconds": told["seconds"],
-        "fresh": told["steps"]["fresh"],
+        "seconds": summary["seconds"],
+        "fresh": summary["steps"]["fresh"],
         "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row) if step is None or step in names(each.step)],
-        "steps": [_told(ws, row.id, each, row.inputs) for each in chosen],
+        "steps": [_report_of(ws, row.id, each, row.inputs) for each in chosen],
     }
 
 
@@ -242,14 +242,14 @@ def _steps(ws: Workspace, row: RunRow) -> list[_Done]:
     return sorted(found.values(), key=lambda done: done.attempts == 0)
 
 
-def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
+def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
     live = rows.so_far(ws, run, done.id, done.attempt, done.following) if done.following is not None else []
     live_samples = rows.so_far(ws, run, done.id, done.attempt, done.sampled) if done.sampled is not None else []
     ended = reported(ws, done.tries)
     lines = _lines([*(point for each in ended for point in each.points or ()), *live])
     known = {**(ended[0].metrics if ended else {}), **summary(live, {})}
     found = bottleneck.breakdown(lines)
-    told: StepReport = {
+    report: StepReport = {
         "id": done.id, "state": done.state, "reason": _cause(done),
         "attempts": done.attempts, "seconds": round(done.seconds, 3) or None, "peak_memory": done.memory or None, "usd": done.usd,
         "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
@@ -258,7 +258,7 @@ def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> St
         "machine": samples.summary([*(each for row in done.tries for each in samples.kept(ws, row)), *live_samples]),
     }  # fmt: skip
     if len(lines) < 2 and found is None:
-        return told  # numbers of a whole step, an evaluation's say, and no training
+        return report  # numbers of a whole step, an evaluation's say, and no training
     last = lines[-1]
     gpu = last.get("gpu")
     training: Training = {
@@ -279,8 +279,8 @@ def _told(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> St
         parts: dict[str, Part] = {name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)} for name, seconds in found.parts.items()}
         training["step_seconds"], training["parts"] = round(found.seconds, 6), parts
         training["verdict"], training["why"], training["advice"] = said.word, said.why, list(said.advice)
-    told["training"] = training
-    return told
+    report["training"] = training
+    return report
 
 
 def _cause(done: _Done) -> str:
@@ -308,13 +308,13 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def as_text(told: RunReport) -> list[str]:
-    took = f" in {span(told['seconds'])}" if told["seconds"] is not None else ""
-    text = [f"{told['id']}  {told['recipe']}  {moment(told['created'])}  {told['state']}{took}" + (f"  {told['reason']}" if told["reason"] else "")]
-    text += [causes.REMEDIES[told["reason"]]] if told["reason"] in causes.REMEDIES else []
-    steps = told["steps"]
-    if told["fresh"]:
-        text.append(f"{told['fresh']} step{'s were' if told['fresh'] > 1 else ' was'} fresh")
+def as_text(run: RunReport) -> list[str]:
+    took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
+    text = [f"{run['id']}  {run['recipe']}  {moment(run['created'])}  {run['state']}{took}" + (f"  {run['reason']}" if run["reason"] else "")]
+    text += [causes.REMEDIES[run["reason"]]] if run["reason"] in causes.REMEDIES else []
+    steps = run["steps"]
+    if run["fresh"]:
+        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} fresh")
     if not steps:
         return [*text, "no step was begun"]
     table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
@@ -331,9 +331,9 @@ def as_text(told: RunReport) -> list[str]:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     for step in steps[:_LISTED]:
         if step["reason"]:
-            remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {told['id']}/{step['id']}` shows its end")
+            remedy = causes.REMEDIES.get(step["reason"], f"`recipe logs {run['id']}/{step['id']}` shows its end")
             text.append(f"{named(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}; {remedy}")
-    text += [f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})" for each in told["links"][:_LISTED]]
+    text += [f"{shown(each['name'])}: {shown(each['to'])}  ({named(each['step'])})" for each in run["links"][:_LISTED]]
     for many in _alike(steps):
         text += ["", *_metrics(many)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
@@ -383,22 +383,22 @@ def _cell(step: StepReport, name: str, which: str) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else shown(str(value)) if value is not None else ""
 
 
-def _training(id: str, told: Training) -> list[str]:
-    facts = [f"{told['steps']} step{'s' if told['steps'] != 1 else ''}"]
-    if told["step_seconds"]:
-        facts[0] += f" of {_short(told['step_seconds'])}"
-    facts += [f"{value:g} {name.replace('_per_second', '/s')}" for name, value in told["speeds"].items()]
-    first, last = told["loss"]
+def _training(id: str, training: Training) -> list[str]:
+    facts = [f"{training['steps']} step{'s' if training['steps'] != 1 else ''}"]
+    if training["step_seconds"]:
+        facts[0] += f" of {_short(training['step_seconds'])}"
+    facts += [f"{value:g} {name.replace('_per_second', '/s')}" for name, value in training["speeds"].items()]
+    first, last = training["loss"]
     if first is not None and last is not None:
         facts.append(f"loss {first:.4g} -> {last:.4g}")
-    if told["memory_gb"] is not None:
-        facts.append(f"peak {told['memory_gb']:g} GB " + (f"on {shown(told['gpu'])}" if told["gpu"] else "of main memory"))
+    if training["memory_gb"] is not None:
+        facts.append(f"peak {training['memory_gb']:g} GB " + (f"on {shown(training['gpu'])}" if training["gpu"] else "of main memory"))
     text = [f"{named(id)}: {', '.join(facts)}"]
-    for name, part in told["parts"].items():
+    for name, part in training["parts"].items():
         bar = "#" * round(part["share"] * 30)
         text.append(f"  {name:<13} {part['share']:>4.0%}  {_short(part['seconds']):>8}  {bar:<30} {bottleneck.PARTS[name]}".rstrip())
-    text.append(f"  {told['verdict']}: {told['why']}")
-    return text + [f"    - {line}" for line in told["advice"]]
+    text.append(f"  {training['verdict']}: {training['why']}")
+    return text + [f"    - {line}" for line in training["advice"]]
 
 
 def _short(seconds: float) -> str:

@@ -123,11 +123,11 @@ def _columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]
         word = f"metrics.{name}" if name in taken else name
         best = comparison.extreme(word)
         metrics += [word, *([best] if any(row.get(best) not in (None, row.get(word)) for row in rows) else [])]
-    told_apart = inputs and len({json.dumps([row.get(name) for name in inputs]) for row in rows}) == len(rows)
+    distinct = inputs and len({json.dumps([row.get(name) for name in inputs]) for row in rows}) == len(rows)
     state = ["state"] if any(row["state"] != "DONE" for row in rows) else []
     label = ["label"] if any(row["label"] for row in rows) else []
     where = ["where"] if any(row["where"] for row in rows) else []
-    return [*([] if told_apart else ["step"]), *inputs, *metrics, *state, "time", *where, "run", *label]
+    return [*([] if distinct else ["step"]), *inputs, *metrics, *state, "time", *where, "run", *label]
 
 
 def _numbers(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:

@@ -210,7 +210,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     _warn(ws, found, args)
-    for notice in ws.remote_cache.told() if ws.remote_cache is not None else ():
+    for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
     verdict = _checked(ws, found, args)
     expected = ws.store.index.expected(found.plan.recipe, [node.id for node in found.plan.nodes])

@@ -18,7 +18,7 @@ from ...paths import is_path
 from ...reading import whole
 from ..tables import aligned
 from ..tail import shown
-from .flags import RECIPE, RUN, add_values, told_apart, values_of
+from .flags import RECIPE, RUN, add_values, split_words, values_of
 
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ...survey.survey import placed
     from .. import datasheet
 
-    names, typed = told_apart([*([args.recipe] if args.recipe is not None else []), *args.words])
+    names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.words])
     if len(names) > 1:
         raise Invalid([Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value") for name in names[1:]])
     if names and re.fullmatch(RUN, names[0]) and not os.path.lexists(args.location.here / f"{names[0]}.yaml"):

@@ -106,10 +106,10 @@ def _site(ws: Workspace, row: RunRow, word: str) -> str:
     running = next((step.step for step in steps if step.state == "RUNNING"), None)
     if running is None:
         raise CannotRun(f"{steps[0].step} does not run: it is {steps[0].state}", fix="`recipe logs` shows what it printed")
-    told = [event for event in ws.store.runs.events(row.id) if event.subject == "step" and event.id == running and event.data.get("site")]
-    if not told:
+    begun = [event for event in ws.store.runs.events(row.id) if event.subject == "step" and event.id == running and event.data.get("site")]
+    if not begun:
         raise CannotRun(f"{running} runs on this machine", fix=f"its folder is below {os.path.join(ws.home, 'attempts')}")
-    return str(told[-1].data["site"]).partition("\n")[0]
+    return str(begun[-1].data["site"]).partition("\n")[0]
 
 
 def _lease(ws: Workspace, run: str, driver: str, site: str) -> LeaseRow:

@@ -104,8 +104,8 @@ def _shown(stack: Stack) -> list[str]:
         ]
     if stack.keep:
         lines.append(f"  keeps one machine; `recipe stack status {stack.name}` says what it costs")
-    told = {"limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()), "store": stack.store, "nodes": stack.nodes}
-    return lines + [f"  {name}: {value}" for name, value in told.items() if value]
+    facts = {"limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()), "store": stack.store, "nodes": stack.nodes}
+    return lines + [f"  {name}: {value}" for name, value in facts.items() if value]
 
 
 def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[str]:
@@ -124,6 +124,6 @@ def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
     machine = found.machine
     if machine is None:
         return json.dumps({"machine": None})
-    told = {"machine": machine.lease.get("id"), "key": machine.key, "driver": machine.driver, "stands": found.stands, "state": machine.state}
+    facts = {"machine": machine.lease.get("id"), "key": machine.key, "driver": machine.driver, "stands": found.stands, "state": machine.state}
     uses = [{"key": row.key, "run": row.run, "state": row.state, "until": row.until, "usd_an_hour": row.price} for row in found.uses]
-    return json.dumps({**told, "usd_an_hour_stopped": machine.price, "usd": leases.cost(machine), "made": machine.asked, "uses": uses}, indent=2)
+    return json.dumps({**facts, "usd_an_hour_stopped": machine.price, "usd": leases.cost(machine), "made": machine.asked, "uses": uses}, indent=2)

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"recipes": reports, "running": going, "died": died, "queued": queued}, indent=2))
         elif not args.quiet:
-            for told in reports:
-                print("\n".join(as_text(told, all=bool(args.verbose))))
+            for each in reports:
+                print("\n".join(as_text(each, all=bool(args.verbose))))
             for row in going:
                 print(f"running: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}{_spent(row)} (recipe logs {row['run']} -f)")
                 for id, sample in row["steps"].items():
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"queued: {row['run']} {shown(row['recipe'])}, since {moment(row['created'])}; `recipe worker` carries it out")
             for row in died:
                 print(f"died: {row['run']} {shown(row['recipe'])}, begun {moment(row['created'])}{_spent(row)}; `recipe run` resumes it")
-    return 0 if all(told["fresh"] for told in reports) else 1
+    return 0 if all(each["fresh"] for each in reports) else 1
 
 
 class StepStatus(TypedDict):
@@ -127,23 +127,23 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     }
 
 
-def as_text(told: RecipeStatus, *, all: bool) -> list[str]:
-    counts = told["counts"]
+def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
+    counts = report["counts"]
     total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
-    state = f"everything is fresh ({total})" if told["fresh"] else total
-    text = [f"{shown(told['title'])}: {state}"]
-    steps = told["steps"] if all else told["steps"][:FEW]
+    state = f"everything is fresh ({total})" if report["fresh"] else total
+    text = [f"{shown(report['title'])}: {state}"]
+    steps = report["steps"] if all else report["steps"][:FEW]
     width = min(40, max((len(named(step["id"])) for step in steps), default=0))
     for step in steps:
         first, *more = step["reasons"] or [""]
         text.append(f"  {step['answer']:8} {named(step['id']):<{width}}  {named(first)}" + (f" (and {len(more)} more: recipe why)" if more else ""))
-    if len(told["steps"]) > len(steps):
-        text.append(f"  … and {len(told['steps']) - len(steps)} more (-v lists all)")
-    if told["edited"]:
+    if len(report["steps"]) > len(steps):
+        text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
+    if report["edited"]:
         text += ["edited by hand (`recipe adopt STEP` takes them, `recipe run --overwrite` replaces them):"]
-        text += [f"  {shown(path)}" for path in told["edited"]]
-    if told["stale"]:
-        text += ["left by earlier runs and not made now (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in told["stale"])]
+        text += [f"  {shown(path)}" for path in report["edited"]]
+    if report["stale"]:
+        text += ["left by earlier runs and not made now (`recipe clean --stale` removes them):", *(f"  {shown(path)}" for path in report["stale"])]
     return text
 
 

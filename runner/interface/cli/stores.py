@@ -91,7 +91,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
     remote_cache = shared(ws, args.store)
     with _meter(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
-    return _told(args, remote_cache, tally, "put", "into")
+    return _summary(args, remote_cache, tally, "put", "into")
 
 
 def _pull(ws: Workspace, args: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
             found = look(ws, request)
             tally += pull(ws, remote_cache, found, progress)
     ws.save_cache()
-    return _told(args, remote_cache, tally, "brought", "from")
+    return _summary(args, remote_cache, tally, "brought", "from")
 
 
 def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
@@ -132,11 +132,11 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _told(args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str) -> int:
-    problems = [*remote_cache.told(), *tally.problems]
+def _summary(args: argparse.Namespace, remote_cache: RemoteCache, tally: Tally, did: str, where: str) -> int:
+    problems = [*remote_cache.pop_notices(), *tally.problems]
     if args.json:
-        told = {"store": remote_cache.name, "url": remote_cache.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
-        print(json.dumps({**told, "problems": problems}, indent=2))
+        facts = {"store": remote_cache.name, "url": remote_cache.remote.url, "steps": tally.steps, "contents": tally.contents, "bytes": tally.bytes}
+        print(json.dumps({**facts, "problems": problems}, indent=2))
     else:
         for problem in problems:
             print(f"recipe: {problem}", file=sys.stderr)
@@ -196,8 +196,8 @@ def _config(args: argparse.Namespace) -> int:
     rows = listed(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
-        told: dict[str, object] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
-        print(json.dumps(told, indent=2))
+        facts: dict[str, object] = {"files": read, "settings": [{"name": name, "value": value, "from": origin} for name, value, origin in rows]}
+        print(json.dumps(facts, indent=2))
         return 0
     names, values = max((len(name) for name, _, _ in rows), default=0), max((len(_plain(value)) for _, value, _ in rows), default=0)
     for name, value, origin in rows:

@@ -145,8 +145,8 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
         counts[item.kind] = counts.get(item.kind, 0) + 1
     if args.json:
         paths = [str(Path(item.path).relative_to(ws.home)) for item in beside]
-        told = {"bytes": freed, "counts": counts, "runs": list(plan.runs), "objects": list(plan.objects), "paths": paths, "dry_run": args.dry_run}
-        print(json.dumps(told, indent=2))
+        facts = {"bytes": freed, "counts": counts, "runs": list(plan.runs), "objects": list(plan.objects), "paths": paths, "dry_run": args.dry_run}
+        print(json.dumps(facts, indent=2))
         return 0
     if args.verbose:
         for content in plan.objects:
@@ -197,8 +197,8 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
     done = remote.garbage(keep_days=args.keep_days) if args.dry_run else remote.collect(keep_days=args.keep_days)
     counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
     if args.json:
-        told = {"store": remote_cache.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
-        print(json.dumps({**told, "dry_run": args.dry_run}, indent=2))
+        facts = {"store": remote_cache.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}
+        print(json.dumps({**facts, "dry_run": args.dry_run}, indent=2))
         return 0
     for name in done.objects if args.verbose else ():
         print(shown(name))

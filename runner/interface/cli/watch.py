@@ -61,7 +61,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
             ws.share(args.store)
             return running.carried_out(ws, request, choice, running.settings_of(args), args)
     except RecipeError as error:
-        _told(error)
+        _explain(error)
         return error.exit_code
 
 
@@ -95,7 +95,7 @@ def _seen(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_
     return found, time.monotonic() - began
 
 
-def _told(error: RecipeError) -> None:
+def _explain(error: RecipeError) -> None:
     if isinstance(error, Invalid):
         print(render(error.problems, "text", sys.stderr.isatty()), end="", file=sys.stderr)
     else:

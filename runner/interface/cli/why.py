@@ -77,16 +77,16 @@ class Answer:
     causes: list[tuple[str, list[Change], list[str]]]
 
     def lines(self, held: Any) -> list[str]:
-        told = [f"{named(self.id)} {WORDS[self.answer]}"]
-        told += [f"  {named(reason)}" for reason in self.reasons]
+        lines = [f"{named(self.id)} {WORDS[self.answer]}"]
+        lines += [f"  {named(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
-            told += _made(self.trace, self.metrics)
-        told += self._compared(held)
+            lines += _made(self.trace, self.metrics)
+        lines += self._compared(held)
         for id, changes, reasons in self.causes:
-            told.append(f"  {named(id)} would run first:")
-            told += [f"    {named(reason)}" for reason in reasons]
-            told += all_of(changes, held, "    ")
-        return told
+            lines.append(f"  {named(id)} would run first:")
+            lines += [f"    {named(reason)}" for reason in reasons]
+            lines += all_of(changes, held, "    ")
+        return lines
 
     def _compared(self, held: Any) -> list[str]:
         row = self.against
@@ -182,7 +182,7 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Who made what a step left, and at what cost."""
     facts = dict(trace.facts)
     who = "adopted by hand" if facts.pop("adopted", False) else f"made by run {trace.run}"
-    told = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
+    lines = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):
@@ -194,7 +194,7 @@ def _made(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
         else:
             words.append(f"{name} {text(name, value)}")
     if words:
-        told.append(f"  {', '.join(words)}")
+        lines.append(f"  {', '.join(words)}")
     if metrics:
-        told.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
-    return told
+        lines.append("  " + ", ".join(f"{shown(name)} {text(name, value)}" for name, value in metrics.items()))
+    return lines
