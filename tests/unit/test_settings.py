@@ -96,6 +96,8 @@ def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:
         ('[drivers.vastai]\nmax_prise = 1\n', 2, "drivers.vastai.max_prise", '"max_price"'),
         ('[drivers.slurm]\nprices = {gpu = "1.20 EUR"}\n', 2, 'drivers.slurm.prices.gpu cannot be "1.20 EUR"', "US dollars"),
         ('[drivers.slurm.prices]\na = "1 USD"\ngpu = "-1 USD"\n', 3, 'drivers.slurm.prices.gpu cannot be "-1 USD"', "US dollars"),
+        ('[stacks.a]\ndriver = "gcp"\nextra = {projekt = "x"}\n', 3, 'no setting "stacks.a.extra.projekt"', '"project"'),
+        ('[stacks.a]\ndriver = "slurm"\n[stacks.a.extra]\nqos = "q"\ncpus = 0\n', 5, "stacks.a.extra.cpus must be at least 1", ""),
         ('[drivers.gcp]\nleast = "1h"\n', 2, "drivers.gcp.least must be a number", ""),
         ('[drivers.prime]\nmarket = "cheap"\n', 2, 'drivers.prime.market cannot be "cheap"', "on-demand, spot or any"),
     ],
