@@ -57,6 +57,8 @@ from .sites import Site
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+OPENS = 60.0
+"""Seconds for which a run waits for a host that costs nothing to be open, while there are others."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that was not used for a long time."""
 
@@ -197,19 +199,35 @@ class HostPool:
         self._upkeep.begin()
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
-        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one."""
+        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one.
+
+        A host that cannot be opened is left out while another can.  Not one that we have: a step may run there.
+        """
         if self._of().driver.traits.allocates:
             if not kept:
                 await self.allocate()
             return
         async with self._connector.reached(self._of().driver, want) as reached:
-            for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
+            offers, trouble = sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept), list[str]()
+            for offer in offers:
                 needed = self._wish.need.nodes - len(self.head.sites)
                 missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
-                if (missing > 0 or offer.id in kept) and await self._take(
-                    offer, missing, Need(), kept.pop(offer.id, []), reached=reached.get(offer.id)
-                ):
-                    reached.pop(offer.id, None)
+                if missing <= 0 and offer.id not in kept:
+                    continue
+                ours = kept.pop(offer.id, [])
+                alone = offer is offers[-1] and not self.sites
+                try:
+                    async with asyncio.timeout(None if ours or alone else OPENS):
+                        if await self._take(offer, missing, Need(), ours, reached=reached.get(offer.id)):
+                            reached.pop(offer.id, None)
+                except (DriverError, TimeoutError) as error:
+                    if ours:
+                        raise
+                    trouble.append(f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}")
+                    if not alone:
+                        self.say(f"{trouble[-1]}; the run goes on without it")
+        if trouble and not self.sites:
+            raise Infrastructure("\n".join(trouble), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
 
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
@@ -421,7 +439,7 @@ class HostPool:
                 while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))) is not None:
                     taken.append(row)
             return await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
             raise
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
+from runner.errors import Infrastructure
+from runner.execution.terms import Settings
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
@@ -31,3 +35,19 @@ def test_a_root_that_cannot_be_written_is_reported_with_the_host_and_what_to_do(
     code, _, said = space.command("run", "--driver", "ssh")
     assert code == 2
     assert f"ssh {sshd.address} cannot be used" in said and "`root`" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_host_that_cannot_be_opened_is_left_out_while_there_is_another(space: Space, call: int) -> None:
+    space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}")
+    space.write("recipe.toml", f"[drivers.loopback]\nhosts = 2\nfaults = {{unreachable_on_call = {call}, unreachable = {4 - call}}}\n")
+    code, _, said = space.command("run", "--driver", "loopback", "--jobs", "2")
+    assert code == 0 and space.read("o") == "1\n"
+    assert "loopback host-1: host-1 does not answer; the run goes on without it" in said and "Traceback" not in said
+
+
+def test_when_no_host_can_be_opened_each_has_its_reason(space: Space) -> None:
+    space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}")
+    space.write("recipe.toml", "[drivers.loopback]\nhosts = 2\nfaults = {unreachable_on_call = 1, unreachable = 1000}\n")
+    with pytest.raises(Infrastructure, match=r"host-1 does not answer\nloopback host-2: host-2 does not answer"):
+        space.run(settings=Settings(driver="loopback", jobs=2))
