@@ -230,7 +230,8 @@ class Leases:
             crashpoint("release-intended")
         self._ending.add(row.key)
         try:
-            lease = lease_of(row) if row.lease else await self._find(row)
+            # A place that costs nothing ends by itself, and its host may be gone for good.
+            lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
             if lease is not None and not await self._ended(lease):
                 return False
         finally:
@@ -362,12 +363,12 @@ class Leases:
                     left.append((row, str(error)))
         return left
 
-    async def _find(self, row: LeaseRow) -> Lease | None:
+    async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
         """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""
         for again in (False, True):
             if again:
                 await asyncio.sleep(self.driver.traits.settles.total_seconds())
-            for lease in await self.call(self.driver.leases, LONG):
+            for lease in await self.call(self.driver.leases, tries):
                 if lease.key == row.key:
                     return lease
         return None
