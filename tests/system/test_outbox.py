@@ -145,10 +145,7 @@ def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(ws
         moved(ws, 6, runs)
         delivery = Delivery(ws.root, ws.environ, quick)
         delivery.start()
-        deadline = time.monotonic() + 20 + EVENTS / 10
-        while any(each.state == "waiting" for each in waiting(ws)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not any(each.state == "waiting" for each in waiting(ws)), seconds=20 + EVENTS / 10)
         delivery.end(5.0)
         got = receiver.got
     first: dict[str, list[int]] = {}

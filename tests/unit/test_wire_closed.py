@@ -19,7 +19,7 @@ from tests.support import until
 class Greeting:
     """A host whose agent greets, after `steps` of the loop, and says nothing more."""
 
-    root, python = "/root", ""
+    root, python = "/there", ""
     deadman: float | None = None
 
     def __init__(self, steps: int) -> None:
