@@ -83,6 +83,7 @@ class Traits(NamedTuple):
     hosts_at_once: int | None = None  # how many leases one account may have; None: no limit that we know
     images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
     image: str = ""  # what a machine runs where no other image is ordered
+    billed: bool = False  # what it gives costs money, and is taken as what costs nothing is: a cluster with prices in its settings
     allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
 
 
@@ -103,6 +104,7 @@ class Offer:
     egress_price: float = 0.0  # US dollars for a GB that leaves it
     longest: float | None = None  # hours after which it is taken away; None: no limit that we know
     fetched: float = 0.0  # seconds since the epoch: when the price was asked
+    queued: bool = False  # it is waited for, and costs nothing before it is up
 
     @property
     def hourly(self) -> float:

@@ -24,8 +24,8 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
     from asyncio import subprocess
 
     async with _outputs() as (written, printed, said):
-        try:
-            process = await subprocess.create_subprocess_exec(
+        making = asyncio.ensure_future(
+            subprocess.create_subprocess_exec(
                 *argv,
                 stdin=subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE,
                 stdout=written,
@@ -34,6 +34,13 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
                 cwd=cwd,
                 start_new_session=True,
             )
+        )
+        try:
+            process = await asyncio.shield(making)  # asyncio waits for ever for one that is given up while it begins
+        except asyncio.CancelledError:
+            with suppress(OSError, ValueError):
+                await _end(await making)
+            raise
         except (OSError, ValueError) as error:
             raise Rejected(f"cannot run {argv[0]}: {error}") from error
         written.close()
@@ -49,11 +56,7 @@ async def call(argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], 
         finally:
             feeding.cancel()
             if process.returncode is None:
-                _kill(process)
-                # Its end is known when its input is closed.
-                if process.stdin is not None and not process.stdin.is_closing():
-                    process.stdin.transport.abort()
-                await process.wait()
+                await _end(process)
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
             words = said.read().decode("utf-8", "replace").strip()
@@ -91,6 +94,14 @@ async def _feed(process: asyncio.subprocess.Process, stdin: AsyncIterable[bytes]
         raise
     finally:
         pipe.close()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    _kill(process)
+    # Its end is known when its input is closed.
+    if process.stdin is not None and not process.stdin.is_closing():
+        process.stdin.transport.abort()
+    await process.wait()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

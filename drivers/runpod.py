@@ -32,7 +32,7 @@ from .base import (
     Wish,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import Gpu, Pod, Wire, none, pod, words
+from .runpod_wire import HOME, Gpu, Pod, Wire, none, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.runpod.io"
@@ -45,7 +45,7 @@ STOPPED: Final = ("EXITED", "ERROR")
 CPUS, MEMORY = 2, 8 * 10**9
 """What RunPod promises beside each GPU: the catalog does not say more."""
 LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod does not say what the most is
-VOLUME: Final = f"/root/{ROOT}"
+VOLUME: Final = f"{HOME}/{ROOT}"
 """Where the disk of a pod that is kept is mounted: all of ours is there.  What is beside it is wiped when the pod restarts."""
 STARTS: Final = timedelta(minutes=2)
 """In which it is waited whether a pod that is started has its GPUs again."""

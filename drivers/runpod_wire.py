@@ -10,6 +10,9 @@ from typing import NamedTuple
 from .base import Charge, Denied, Rejected, Throttled, Unsure
 from .web import Answer, Fields, Web, following, inner, number, printable, rows
 
+HOME = "/root"
+"""The home of who logs in to a pod: its SSH server knows root alone."""
+
 
 class Gpu(NamedTuple):
     """A type of GPU, whether and where it is to be had now.  `prices` are US dollars an hour for one, by cloud; `memory` is in GB."""

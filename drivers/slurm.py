@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import ceil, inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from . import calls, machine, slurm_keeper
@@ -66,7 +67,7 @@ class Slurm:
     seconds before it what runs gets SIGTERM, to save: by default 120, or a quarter of a shorter walltime.  `queue` is how many
     hours a job may wait; `idle` for how many seconds an allocation is kept on which nothing of ours runs and no client is connected (0: until
     `time`).  `setup` are lines of shell before anything runs there.
-    `container` is checked here and obeyed by who runs steps.
+    `container` is checked here and obeyed by who runs steps.  `prices` are US dollars for an hour of one node, by partition, as "1.20 USD".
     `login` is a login node on which the commands of Slurm are run over SSH, by default this machine: user@name:port, or a table of `host` and
     settings of the driver ssh.
     """
@@ -100,11 +101,14 @@ class Slurm:
         python: str = "python3",
         options: Sequence[str] = (),
         container: str = "",
+        prices: Mapping[str, str] = MappingProxyType({}),
         login: str | Mapping[str, Any] = "",
     ) -> None:
         if wrong := commands.check(str(time), options, container):
             raise WrongSetting(wrong)
-        self.traits = self.traits._replace(comes_up=timedelta(hours=queue))
+        self._prices = {partition: commands.usd(price) for partition, price in prices.items()}
+        billed = any(self._prices.values())
+        self.traits = self.traits._replace(comes_up=timedelta(hours=queue), billed=billed, prices="by `prices` of [drivers.slurm]" * billed)
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
         self._pattern = commands.Order("", "", 1, partition, account, qos, gres, constraint, str(time), cpus, memory, tuple(options))
@@ -123,6 +127,7 @@ class Slurm:
         said = await self._ask(commands.sinfo())
         if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
             raise commands.refused("sbatch", f"invalid partition specified: {self._pattern.partition}", commands.partitions(said))
+        self._priced(commands.partitions(said))
         by_name: dict[str, list[Group]] = {}
         for group in commands.groups(said):
             if self._pattern.partition in ("", group.partition):
@@ -135,7 +140,8 @@ class Slurm:
                 share, hours = self._share(commands.least(fitting), wish), None if longest == inf else longest / 3600
                 asked = self._pattern._asdict() | {"time": commands.walltime(self._pattern.time, wish.hours, longest), **self._asked(share, wish)}
                 data = {key: str(asked[key]) for key in DECIDED if asked[key]}
-                found.append(Offer("slurm", name, share, wish.need.nodes, data=data, longest=hours, fetched=time.time()))
+                price = wish.need.nodes * self._prices.get(name, 0.0)
+                found.append(Offer("slurm", name, share, wish.need.nodes, price, data=data, longest=hours, fetched=time.time(), queued=True))
             else:
                 nodes = sum(group.nodes for group in fitting or groups)
                 short = f"{nodes} nodes, and {wish.need.nodes} are asked for" if fitting else "no node that does for it"
@@ -222,9 +228,16 @@ class Slurm:
         if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
+        self._priced(commands.partitions(said))
         names = {"slurm": "SLURM_VERSION", "proctrack": "ProctrackType", "accounting": "AccountingStorageType", "largest job array": "MaxArraySize"}
         shown = [*((name, told.get(key, "unknown")) for name, key in names.items()), ("partitions", commands.limits(commands.groups(said)))]
         return [*shown, *await self._look()]
+
+    def _priced(self, known: Sequence[str]) -> None:
+        """Raises Denied where there is a price of no partition."""
+        for name in self._prices:
+            if name not in known:
+                raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
 
     async def _look(self) -> Sequence[tuple[str, str]]:
         """What a node has for us that is free now.  Raises Denied where it lacks something."""

@@ -11,7 +11,7 @@ from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure
+from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, WrongSetting
 
 PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
@@ -415,14 +415,27 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
     if program != "sbatch":
         return Denied(f"{program}: {_line(said)}")
     if "partition" in low and "invalid" in low and (named := re.search(r"specified: (\S+)", said)):
-        near = get_close_matches(named[1], known, n=1)
-        return Denied(f'there is no partition "{named[1]}"' + (f', did you mean "{near[0]}"?' if near else f" (there are {', '.join(known)})"))
+        return Denied(no_partition(named[1], known))
     for sign, setting in (("account", "account"), ("qos", "qos"), ("time limit", "time"), ("generic resource", "gres"), ("feature", "constraint")):
         if sign in low:
             return Denied(f"Slurm refuses the `{setting}` of [drivers.slurm]: {_line(said)}")
     if "option" in low or "usage" in low:
         return Rejected(f"sbatch does not take these `options`: {_line(said)}")
     return Denied(f"Slurm refuses the job: {_line(said)}")
+
+
+def no_partition(name: str, known: Iterable[str]) -> str:
+    """That a cluster has no such partition, and which may be meant."""
+    near = get_close_matches(name, known, n=1)
+    return f'there is no partition "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (there are {', '.join(known)})")
+
+
+def usd(price: str) -> float:
+    """US dollars of "1.20 USD".  Raises WrongSetting."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD", price)
+    if found is None:
+        raise WrongSetting(f'the price "{price}" is none: write US dollars for an hour of one node, such as prices = {{gpu = "1.20 USD"}}')
+    return float(found[1])
 
 
 def check(time: str, options: Sequence[str], container: str = "") -> str:

@@ -300,7 +300,7 @@ def _faults(file: _File) -> list[Problem]:
     import json
 
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
-    faults = _check(schema, schema, file.value, ())
+    faults = [*_check(schema, schema, file.value, ()), *_strange_extras(schema, file.value)]
     faults += _strange_drivers(file.value) if faults else [*_strange_drivers(file.value), *_clashes(file.value)]
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
@@ -321,6 +321,16 @@ def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
         for keys, name in named
         if name != "local" and name not in (there := drivers(name))
     ]
+
+
+def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Further settings of a stack's driver that are none, or are wrong, as they would be under [drivers.NAME]."""
+    stacks = value.get("stacks")
+    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+        if isinstance(stack, dict) and isinstance(stack.get("driver"), str) and isinstance(stack.get("extra"), dict):
+            part = schema["properties"]["drivers"]["properties"].get(stack["driver"], {})
+            others = {key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__}  # of the stack itself: see _clashes
+            yield from _check(schema, part, others, ("stacks", name, "extra"))
 
 
 def _clashes(value: Mapping[str, Any]) -> list[_Fault]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
+from ..runpod_wire import HOME
 from .account import BOOT, Machine
 from .world import Boot, Call, Document, Reply, Route, World, document, number
 
@@ -284,7 +285,7 @@ class Runpod(World[Pod]):
         keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
         gpu = machine.gpu or self.catalog.stock[0]
         path = str(document(document(machine.body.get("mounts")).get("persistent")).get("path") or "")
-        kept = (path.removeprefix("/root/"),) if path.startswith("/root/") else ()  # another mount is of no machine that is a directory
+        kept = (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()  # another mount is of no machine that is a directory
         args = str(machine.body.get("args") or "")
         return Boot(keys, (*given.items(), *own.items()), args, gpu.id, machine.has, gpu.memory * 954, kept=kept)
 

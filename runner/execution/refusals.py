@@ -183,10 +183,10 @@ def secrets_stay(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
         raise Invalid([Problem("secrets-denied", f'`secrets = "deny"` of {host_pool.name}: {words}', fix=fix)])
 
 
-def demand(found: Survey, host_pool: HostPool, jobs: int) -> Wish:
+def demand(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
     """What this run asks of each node of one lease: what its largest step needs, and what the steps of one matrix use beside each other.
 
-    Where a step does not say how much it takes, it may take all.
+    `stays`: which steps run on this machine.  Where a step does not say how much it takes, it may take all.
     """
     from drivers.base import Need, Resources, Wish
 
@@ -197,7 +197,7 @@ def demand(found: Survey, host_pool: HostPool, jobs: int) -> Wish:
     unknown = False
     for n in found.todo:
         spec, node = found.plan.specs()[n], found.plan.nodes[n]
-        if not node.flags & LOCAL and not host_pool.stays(spec):
+        if not node.flags & LOCAL and not stays(spec):
             matrices.setdefault(bare(node.id), []).append(spec.resources)
             unknown = unknown or spec.select is not None  # how many there will be
 

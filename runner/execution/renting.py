@@ -11,6 +11,8 @@ from drivers.base import DriverError, Need
 
 from ..errors import RecipeError
 from ..hosts.connect import same_packages
+from ..hosts.money import SAVING
+from ..hosts.pool import HostPool
 from ..hosts.sites import Site
 from ..planning.schedule import FINAL, Move, State
 from ..planning.step import TEMPORARY
@@ -32,10 +34,10 @@ def rent(work: Work) -> None:
     if not pool.away or work.rented_at + LOOK > (now := time.monotonic()):
         return
     work.rented_at = now
+    if pool.limit is not None and _is_spent(pool):
+        money_is_spent(work, pool.limit)
     if not pool.priced:
         return _succeed_in_time(work)
-    if pool.limit is not None and pool.inventory.spent:
-        money_is_spent(work, pool.limit)
     _save_in_time(work)
     states = work.scheduler.states()
     queued: Counter[Need] = Counter()
@@ -55,6 +57,11 @@ def rent(work: Work) -> None:
     for site, reason in pool.inventory.spare(queued, work.orphans.sites()):
         work.beside(_give_back(work, site, reason))
     return None
+
+
+def _is_spent(pool: HostPool) -> bool:
+    """Whether what the run has up must be left now, so that the cost stays below its limit."""
+    return pool.inventory.spent if pool.priced else pool.leases is not None and pool.leases.budget.spent(SAVING)
 
 
 def _save_in_time(work: Work) -> None:

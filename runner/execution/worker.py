@@ -112,7 +112,7 @@ def _work(
         try:
             counts = [found.plan.specs()[n].node_count for n in found.todo]
             with _interruptible(host_pool) if handover is None else contextlib.nullcontext():
-                await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool, settings.jobs))
+                await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool.stays, settings.jobs))
             if host_pool.priced:
                 secrets_stay(ws, found, host_pool)
             needs = needed(found, host_pool) if host_pool.priced else {}

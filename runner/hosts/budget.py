@@ -62,21 +62,29 @@ class Budget:
         """US dollars that leases have cost, or may cost by their end."""
         rows = [row for row in rows if row.key != beside]
         gone = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
-        now = time.time()  # what a kept machine will cost is no run's
-        bound = sum(committed(row.price, max(since, row.asked), now if row.kept else row.until) for row in rows if row.state != "GONE")
+        now, bound = time.time(), 0.0
+        for row in rows:
+            if row.state != "GONE" and row.paid_from is not None:  # a kept machine's future is no run's
+                until = now if row.kept or row.offer.get("queued") else row.until  # an allocation ends when nothing runs there
+                bound += committed(row.price, max(since, row.paid_from), until)
         return bound + sum(spent.usd for spent in gone.values())
 
     @property
     def full(self) -> bool:
         """Whether this user has as many machines as `[limits] machines` allows."""
         most = self.limits.get("machines")
-        return most is not None and sum(row.price > 0 and not row.kept for row in self._ledger.living()) >= most
+        return most is not None and sum(row.price > 0 and not (row.kept or row.offer.get("queued")) for row in self._ledger.living()) >= most
 
     def until(self, price: float, left: float, shares: int = 1) -> datetime:
         """When a machine is to end that is rented now, or asked to stay."""
         now = _clock()
         seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
         return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
+
+    def spent(self, ahead: float) -> bool:
+        """Whether the limit of the run is reached when what is up stays for so many seconds more."""
+        rate = sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP") if self.limit is not None else 0.0
+        return rate > 0 and self._of_run("") <= committed(rate, 0.0, ahead)
 
     def pays(self, need: Need, offer: Offer, shares: int = 1) -> str:
         """Why what is left of the run's limit does not pay for a machine; empty when it does."""

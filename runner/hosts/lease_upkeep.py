@@ -38,6 +38,8 @@ class LeaseUpkeep:
         self._beside(self._renew())
         if self._leases.driver.traits.priced:
             self._beside(self._tend())
+        elif self._leases.driver.traits.billed:
+            self._beside(self._accrue())
 
     def watch(self, site: Site, host: Host) -> None:
         """Notice when a place is about to be taken away."""
@@ -84,6 +86,13 @@ class LeaseUpkeep:
                 for n, row in enumerate(held.leases):
                     with contextlib.suppress(DriverError, Busy):  # there is time for many tries before it ends
                         held.leases[n] = await self._leases.renew(row)
+
+    async def _accrue(self) -> None:
+        """Note what the leases cost, until cancelled."""
+        while True:
+            await asyncio.sleep(AGAIN)
+            with contextlib.suppress(Busy):
+                self._leases.accrue()
 
     async def _tend(self) -> None:
         """Ask again for what is not given back yet, and look what other runs left, until cancelled."""

@@ -149,7 +149,7 @@ class Leases:
         """
         if short := self.budget.pays(need, offer, shares):
             raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
-        until = self.budget.until(offer.price, self.budget.left(), shares)
+        until = self.budget.until(0.0 if offer.queued else offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)
         self.ledger.ask(row)
         crashpoint("lease-intended")
@@ -230,7 +230,8 @@ class Leases:
             crashpoint("release-intended")
         self._ending.add(row.key)
         try:
-            lease = lease_of(row) if row.lease else await self._find(row)
+            # A place that costs nothing ends by itself, and its host may be gone for good.
+            lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
             if lease is not None and not await self._ended(lease):
                 return False
         finally:
@@ -264,7 +265,7 @@ class Leases:
                 row = await self._looked_for(row)
             if row.price and row.state in ("COMING", "UP") and row.until <= time.time() and self.driver.traits.ends == "nothing":
                 row = await self.renew(row)
-            if row.state == "RELEASING" or (row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
+            if row.state == "RELEASING" or (self.driver.traits.priced and row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
                 with suppress(DriverError):  # asked again by `again`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
@@ -284,7 +285,8 @@ class Leases:
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
         """Keep a lease for another term, where the driver can."""
-        until = self.budget.until(row.price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
+        price = 0.0 if offer_of(row).queued else row.price
+        until = self.budget.until(price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
         if until.timestamp() <= max(row.until, time.time() + ENDING):  # of one past its time, where nothing is left
             return row
         if self.driver.traits.replays:
@@ -361,12 +363,12 @@ class Leases:
                     left.append((row, str(error)))
         return left
 
-    async def _find(self, row: LeaseRow) -> Lease | None:
+    async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
         """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""
         for again in (False, True):
             if again:
                 await asyncio.sleep(self.driver.traits.settles.total_seconds())
-            for lease in await self.call(self.driver.leases, LONG):
+            for lease in await self.call(self.driver.leases, tries):
                 if lease.key == row.key:
                     return lease
         return None

@@ -80,16 +80,24 @@ def left_out(excluded: Mapping[str, int]) -> str:
 def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
     driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
-    return driver if driver is not None and driver.traits.priced else None
+    return driver if driver is not None and _costs(driver) else None
+
+
+def _costs(driver: Driver) -> bool:
+    return driver.traits.priced or driver.traits.billed
 
 
 def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
-    """The drivers that were asked for, as `all` or by their names.  Raises CannotRun for one that rents nothing."""
+    """The drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
+
+    Raises CannotRun for one that rents nothing.
+    """
     if asked != "all":
-        found = {name: renting(ws, name) for name in asked.split(",")}
-        if free := [name for name, driver in found.items() if driver is None]:
+        found = {name: driver_of(name, ws.config.driver(name), (), str(ws.home)) for name in asked.split(",") if name not in FREE}
+        free = [name for name in asked.split(",") if name in FREE or not (_costs(found[name]) or found[name].traits.allocates)]
+        if free:
             raise CannotRun(f"the driver {free[0]} rents nothing", fix="`recipe offers --driver all` asks those that do")
-        return {name: driver for name, driver in found.items() if driver is not None}
+        return found
     able: dict[str, Driver] = {}
     for name in {*DRIVERS, *ws.config.drivers} - {*FREE}:
         try:
@@ -108,10 +116,10 @@ async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
         raise Infrastructure(str(error), fix="`recipe offers` without --update goes by the prices that are known") from error
 
 
-async def shelves(drivers: Mapping[str, Driver], wishes: Sequence[Wish]) -> list[Shelf]:
-    """What each driver offers for each wish.  Raises Infrastructure when none of them could be asked, Invalid."""
+async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[Shelf]:
+    """What each driver offers for each wish that it is asked.  Raises Infrastructure when none of them could be asked, Invalid."""
     found = []
-    for name, driver in drivers.items():
+    for name, (driver, wishes) in asking.items():
         for wish in wishes:
             try:
                 offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from drivers.base import (
@@ -56,6 +57,8 @@ from .sites import Site
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
+OPENS = 60.0
+"""Seconds for which a run waits for a host that costs nothing to be open, while there are others."""
 SWEEP = timedelta(days=1)
 """Between two looks at what a host keeps that was not used for a long time."""
 
@@ -196,23 +199,41 @@ class HostPool:
         self._upkeep.begin()
 
     async def _fill(self, kept: dict[str, list[LeaseRow]], want: int) -> None:
-        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one."""
+        """Take places until there are `want`, and as many hosts as a step has nodes; first where we have one.
+
+        A host that cannot be opened is left out while another can.  Not one that we have: a step may run there.
+        """
         if self._of().driver.traits.allocates:
             if not kept:
                 await self.allocate()
             return
         async with self._connector.reached(self._of().driver, want) as reached:
-            for offer in sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept):
+            offers, trouble = sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept), list[str]()
+            for offer in offers:
                 needed = self._wish.need.nodes - len(self.head.sites)
                 missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
-                if (missing > 0 or offer.id in kept) and await self._take(
-                    offer, missing, Need(), kept.pop(offer.id, []), reached=reached.get(offer.id)
-                ):
-                    reached.pop(offer.id, None)
+                if missing <= 0 and offer.id not in kept:
+                    continue
+                ours = kept.pop(offer.id, [])
+                alone = offer is offers[-1] and not self.sites
+                try:
+                    async with asyncio.timeout(None if ours or alone else OPENS):
+                        if await self._take(offer, missing, Need(), ours, reached=reached.get(offer.id)):
+                            reached.pop(offer.id, None)
+                except (DriverError, TimeoutError) as error:
+                    if ours:
+                        raise
+                    trouble.append(f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}")
+                    if not alone:
+                        self.say(f"{trouble[-1]}; the run goes on without it")
+        if trouble and not self.sites:
+            raise Infrastructure("\n".join(trouble), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
 
     async def allocate(self) -> Sequence[Site]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
         for offer in await self._offers(self._wish):
+            if short := self._of().budget.pays(self._wish.need, offer):
+                raise Invalid([Problem("limit", short, fix="raise the limit, or take a preset that needs less")])
             if found := await self._take(offer, 1, self._wish.need):
                 return found
         return ()
@@ -369,12 +390,19 @@ class HostPool:
         self.box = {name: settings[name] for name in ("container", "container_engine", "engine_args", "container_args") if name in settings}
         self.spot = Spot(market_of(settings))
         driver = self.driver or driver_for(self.ws, self.name, self.hosts, self.python)
-        path = ledger.of_user(self.ws.environ) if driver.traits.priced else ledger.of_workspace(self.ws.home)
-        leases = KeptLeases(driver, self.name, Ledger.open(path), self.run, str(self.ws.root), lambda before, row: self.moves.append((before, row)))
+        leases = KeptLeases(
+            driver,
+            self.name,
+            Ledger.open(_noted_in(self.ws, self.run, self.name, driver)),
+            self.run,
+            str(self.ws.root),
+            lambda before, row: self.moves.append((before, row)),
+        )
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         budget = leases.budget
         budget.limits = self.ws.config.limits if driver.traits.priced else {}
-        budget.limit, budget.least, leases.say = self.limit, least_of(settings), self.say
+        budget.limit = self.limit if driver.traits.priced or driver.traits.billed else None
+        budget.least, leases.say = least_of(settings), self.say
         budget.term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
@@ -411,7 +439,7 @@ class HostPool:
                 while len(kept) + len(taken) < want and (row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))) is not None:
                     taken.append(row)
             return await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             await self._of().close({row.key for row in taken}, f"it cannot be used: {error}")
             raise
 
@@ -484,6 +512,17 @@ def _disposable(*faults: type[Exception]) -> Iterator[None]:
 def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> Driver:
     """The driver of a run; `hosts` and `python` are those that were named for it.  Raises CannotRun, Invalid."""
     return driver_of(name, ws.config.driver(name), hosts, str(ws.home), "" if python == interpreters.CURRENT else python)
+
+
+def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
+    """The ledger of a run's leases: what costs money is in that of the user.  An allocation stays where it was noted, though prices are set."""
+    user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
+    usual, other = (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
+    if not driver.traits.allocates:
+        return usual
+    with Ledger.open(other, read_only=True) as noted:
+        there = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
+    return other if there else usual
 
 
 async def _left(site: Site, *, sweep: bool) -> None:

@@ -169,6 +169,6 @@ def described(row: LeaseRow, now: float) -> str:
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600
         return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), its disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
-    hours = max(0.0, now - row.asked) / 3600
+    hours = max(0.0, now - (now if row.paid_from is None else row.paid_from)) / 3600
     cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far" if row.price else "costs nothing"
     return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

@@ -26,7 +26,7 @@ from ..language.units import about
 from ..logs import Log
 from ..retry import pause, retry_async
 from ..storage.files import Changed
-from .stream import SMALL, Stream
+from .stream import FAREWELL, SMALL, Stream
 
 TRIES = 8
 """Times that nothing at all may get through before we give up."""
@@ -44,6 +44,7 @@ PIECE = (128 << 10) - HEAD - 1
 LONGEST_ANSWER = 256 << 20
 """Bytes; a host that says more than this is not listened to."""
 _T = TypeVar("_T")
+CLOSED = "the connection was closed from here"
 _FULL = ("No space left", "Disk quota exceeded", "disk full")
 _count = itertools.count(1)
 _log = Log("hosts")
@@ -96,6 +97,7 @@ class Wire:
         self._idle: list[Stream] = []
         self._wanting: deque[asyncio.Future[Stream]] = deque()
         self._opening: set[asyncio.Task[Stream]] = set()
+        self._closed = False
         self._count = 0  # streams that are open, or about to be
         self._round_trip = float("inf")  # seconds: the quickest answer yet
         self._squeezer = Squeezer()
@@ -147,9 +149,12 @@ class Wire:
         return trouble[0] if trouble else None
 
     async def aclose(self) -> None:
-        """End what answers us there."""
-        for opening in list(self._opening):
+        """End what answers us there.  Nothing is asked any more."""
+        self._closed = True
+        for opening in self._opening:
             opening.cancel()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=FAREWELL)  # one that was open just now is idle then
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         await asyncio.gather(*(stream.leave() for stream in idle))
@@ -235,17 +240,19 @@ class Wire:
         try:
             yield stream
         except (Gone, Infrastructure):
-            self._offer(stream)  # it was answered
+            await self._back(stream)  # it was answered
             raise
         except BaseException:
             self._count -= 1
             self._more()
             await stream.aclose()
             raise
-        self._offer(stream)
+        await self._back(stream)
 
     async def _another(self) -> Stream:
         """A stream: a new one, or one that somebody is done with before that is there.  Some servers allow only a few."""
+        if self._closed:
+            raise Unreachable(CLOSED)
         turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._wanting.append(turn)
         self._more()
@@ -253,8 +260,16 @@ class Wire:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._offer(turn.result())
+                await self._back(turn.result())
             raise
+
+    async def _back(self, stream: Stream) -> None:
+        """Somebody is done with a stream."""
+        if self._closed:
+            self._count -= 1
+            await stream.aclose()
+        else:
+            self._offer(stream)
 
     def _offer(self, stream: Stream) -> None:
         """To who wants one, else to who will."""
@@ -266,7 +281,7 @@ class Wire:
         self._idle.append(stream)
 
     def _more(self) -> None:
-        if len(self._wanting) > len(self._opening) and self._count < (MOST if self.far else LANES) + BESIDE:
+        if not self._closed and len(self._wanting) > len(self._opening) and self._count < (MOST if self.far else LANES) + BESIDE:
             self._begin()
 
     def _begin(self) -> None:
@@ -284,7 +299,7 @@ class Wire:
 
     def _opened(self, opening: asyncio.Task[Stream]) -> None:
         self._opening.discard(opening)
-        error = Unreachable("the connection was closed from here") if opening.cancelled() else opening.exception()
+        error = Unreachable(CLOSED) if opening.cancelled() else opening.exception()
         if error is None:
             self.root = opening.result().root
             self._offer(opening.result())

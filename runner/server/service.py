@@ -110,7 +110,7 @@ def machines(
             raise Refused(404, "not-found", str(error), "GET /v1/offers asks all that do") from error
         for name, each in drivers.items():
             try:
-                found += asyncio.run(offering.shelves({name: each}, [wish]))
+                found += asyncio.run(offering.shelves({name: (each, [wish])}))
             except (Infrastructure, Invalid) as error:  # no key for it, or it has no such filter: the others are shown all the same
                 found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
     return OfferList(drivers=[Shelf.model_validate(offers.as_json("", shelf)) for shelf in found])

@@ -80,6 +80,11 @@ class LeaseRow(NamedTuple):
         """Whether it is a machine that outlives runs.  Its price is that of its disk, the rest is its uses'."""
         return self.machine == self.key
 
+    @property
+    def paid_from(self) -> float | None:
+        """When it began to cost: with its order, or, where it waits in a queue, when it was up; None: not yet."""
+        return self.up if self.offer.get("queued") else self.asked
+
 
 class Spent(NamedTuple):
     """US dollars; `accrued` by the price, or `charged` by the provider."""
@@ -179,7 +184,8 @@ class Ledger:
             self._spent(db, row, time.time(), usd, "charged", row.state == "GONE")
 
     def _accrued(self, db: sqlite3.Connection, row: LeaseRow, now: float, settled: bool) -> None:
-        self._spent(db, row, now, row.price * max(0.0, now - row.asked) / 3600, "accrued", settled)
+        hours = max(0.0, now - row.paid_from) / 3600 if row.paid_from is not None else 0.0
+        self._spent(db, row, now, row.price * hours, "accrued", settled)
 
     def _spent(self, db: sqlite3.Connection, row: LeaseRow, now: float, usd: float, source: str, settled: bool) -> None:
         db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, ?, ?)", (row.key, row.asked, now, usd, source, settled))

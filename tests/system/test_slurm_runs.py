@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 import runner
 from drivers import slurm as driver
-from runner.errors import RecipeError
+from runner.errors import Invalid, RecipeError
 from runner.execution.terms import Settings
 from tests.servers import cluster_engines
 from tests.servers.slurm import Slurm, slurm  # noqa: F401  (a fixture)
@@ -60,6 +61,31 @@ def test_a_step_on_two_nodes_is_one_allocation_and_nothing_is_left_of_it(space: 
     assert [space.command("logs", "b", "--node", str(rank))[1] for rank in (0, 1)] == ["0 of 2\n", "1 of 2\n"]
     assert cluster.jobs() == [] and len(cluster.ask("scontrol", "show", "job", "-o").splitlines()) >= 1
     assert space.run() == [], "what was made on a cluster is fresh here"
+
+
+def test_prices_of_nodes_are_shown_asked_about_counted_and_held_to_the_limit(space: Space, cluster: Slurm) -> None:
+    def recipe(words: str, more: str = "") -> None:
+        space.recipe(f"steps: {{s: {{nodes: 2, run: 'echo {words}'}}}}\n{more}")
+
+    recipe("one", "limits: {cost: 6 USD}")
+    settings(space, "prices = {main = '30 USD'}")
+    assert "allocates for the run: slurm main, 2 nodes, $60.000 an hour" in space.command("plan", "--driver", "slurm")[1]
+    (told,) = json.loads(space.command("offers", "--driver", "slurm", "--json")[1])
+    assert [(offer["id"], offer["usd_an_hour"]) for offer in told["offers"]] == [("main", 30.0), ("short", 0.0)]
+    assert space.run(settings=SLURM) == ["s"]
+    (cost,) = json.loads(space.command("report", "--cost", "--json")[1])["leases"]
+    assert cost["offer"] == "main" and cost["usd"] == pytest.approx(60 * cost["hours"], rel=0.05) and 0 < cost["hours"] < 0.02
+    recipe("two", "limits: {cost: 4 USD}")
+    with pytest.raises(Invalid, match=r"\$4 is left for it of `limits.cost`.*\$60.00 an hour"):
+        space.run(settings=SLURM)
+    recipe("two")
+    settings(space, "prices = {main = '30 USD'}\nconfirm = 0")
+    code, _, said = space.command("run", "--driver", "slurm")
+    assert code == 3 and "it would cost about $" in said, said
+    settings(space, "prices = {man = '30 USD'}")
+    with pytest.raises(RecipeError, match='there is no partition "man", did you mean "main"'):
+        space.run(settings=SLURM)
+    assert cluster.jobs() == []
 
 
 def test_a_worker_that_is_killed_leaves_its_allocation_to_the_next_and_the_step_begins_once(space: Space, cluster: Slurm) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -12,6 +13,7 @@ from typing import get_args
 import pytest
 
 from runner.errors import Unusable
+from runner.hosts.budget import Budget
 from runner.storage import ledger as module
 from runner.storage.ledger import MOVES, LeaseRow, Ledger, NotOurs, State, of_user
 
@@ -37,6 +39,27 @@ def test_a_lease_is_remembered_with_all_that_its_driver_gave(ledger: Ledger, pat
     with Ledger.open(path, read_only=True) as other:
         assert other.living("cloud") == [coming] and coming.lease["id"] == "i-1"
         assert other.living("another") == [] and other.of_run("run1") == [coming] and other.of_run("run2") == []
+
+
+def test_what_waits_in_a_queue_costs_from_when_it_is_up(ledger: Ledger) -> None:
+    hour_ago = time.time() - 3600
+    ledger.ask(ROW._replace(offer={"id": "main", "queued": True}, asked=hour_ago), ROW._replace(key="rented", asked=hour_ago))
+    for key in ("k1", "rented"):
+        ledger.move(ledger.move(ledger.row(key), "COMING", lease={"id": key}), "UP")
+        ledger.accrue(ledger.row(key))
+    assert ledger.spent("k1") < 0.1 and ledger.spent("rented") == pytest.approx(3.6, abs=0.1)
+
+
+def test_of_the_money_for_a_cluster_only_what_was_used_is_gone_and_a_run_stops_before_the_rest_is(ledger: Ledger) -> None:
+    budget = Budget(ledger, "run1")
+    ledger.ask(ROW._replace(offer={"id": "main", "queued": True}))
+    assert not budget.spent(180) and budget.left() > 9e9
+    budget.limit = 0.5
+    assert not budget.spent(180) and budget.left() == 0.5, "it waits"
+    up = ledger.move(ledger.move(ledger.row("k1"), "COMING", lease={"id": "1"}), "UP")
+    assert budget.left() == pytest.approx(0.5, abs=0.01) and not budget.spent(180) and budget.spent(600)
+    ledger.move(ledger.move(up, "RELEASING"), "GONE")
+    assert not budget.spent(600) and not budget.full
 
 
 def test_only_the_moves_of_the_table_are_made(ledger: Ledger) -> None:

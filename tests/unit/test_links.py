@@ -24,7 +24,7 @@ wandb: wandb sync /job/attempts/7f/out/board/wandb/offline-run-20261123_082741-r
 """
 TRACKIO = """\
 * Trackio project initialized: recipe
-* Trackio metrics logged to: /root/.cache/huggingface/trackio
+* Trackio metrics logged to: /home/ann/.cache/huggingface/trackio
 * View dashboard by running in your terminal:
 \x1b[1m\x1b[38;5;208mtrackio show --project "recipe"\x1b[0m
 """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drivers import slurm_commands as commands
-from drivers.base import Denied, DriverError, HostLost, Need, Rejected, Resources, Throttled, Unreachable, Unsure, Wish
+from drivers.base import Denied, DriverError, HostLost, Need, Rejected, Resources, Throttled, Unreachable, Unsure, Wish, WrongSetting
 from drivers.slurm import Slurm, _End
 
 
@@ -184,3 +184,20 @@ def test_a_model_of_gpu_is_asked_for_by_its_name(gpu: str | None, asked: str | N
     monkeypatch.setattr(driver, "_ask", told)
     offers = asyncio.run(driver.offers(Wish(Need(gpus=2, gpu=gpu), together=Resources(gpus=2))))
     assert [offer.data["gres"] for offer in offers][:1] == ([asked] if asked else [])
+
+
+def test_a_node_costs_what_the_settings_say_of_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(*_: object) -> str:
+        return "a*|2|idle|8|64000|0|1:00:00|gpu:h100:4|x\nb|2|idle|8|64000|0|1:00:00|(null)|x\n"
+
+    def offered(**prices: str) -> list[tuple[str, float]]:
+        driver = Slurm(prices=prices)
+        monkeypatch.setattr(driver, "_ask", told)
+        return [(offer.id, offer.price) for offer in asyncio.run(driver.offers(Wish(Need(nodes=2))))]
+
+    assert offered(a="1.20 USD") == [("a", 2.4), ("b", 0.0)] and offered() == [("a", 0.0), ("b", 0.0)]
+    assert Slurm(prices={"a": "1.20 USD"}).traits.billed and not Slurm(prices={"a": "0 USD"}).traits.billed and not Slurm().traits.billed
+    with pytest.raises(Denied, match=r'`prices` of .* no partition "aa", did you mean "a"'):
+        offered(aa="1.20 USD")
+    with pytest.raises(WrongSetting, match=r'the price "1\.20 EUR" is none'):
+        offered(a="1.20 EUR")

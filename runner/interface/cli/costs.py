@@ -75,8 +75,11 @@ def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
     def usd(row: LeaseRow) -> float:
         if row.kept and row.gone is None:  # nothing notes what its disk costs while it stands still
             return committed(row.price, max(row.asked, since), now)
-        end = row.gone or now
-        return noted[row.key].usd * ((end - since) / (end - row.asked) if row.asked < since < end else 1.0)
+        begun, end = began(row), row.gone or now
+        return noted[row.key].usd * ((end - since) / (end - begun) if begun < since < end else 1.0)
+
+    def began(row: LeaseRow) -> float:
+        return (row.gone or now) if row.paid_from is None else row.paid_from
 
     found: list[Cost] = [
         {
@@ -85,7 +88,7 @@ def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
             "driver": row.driver,
             "offer": str(row.offer.get("id", "")),
             "state": row.state,
-            "hours": ((row.gone or now) - max(row.asked, since)) / 3600,
+            "hours": ((row.gone or now) - max(began(row), since)) / 3600,
             "usd": usd(row),
             "source": noted[row.key].source,
             "place": f"{row.driver} {row.lease.get('id', '')}",

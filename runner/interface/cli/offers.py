@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from drivers.base import Need, Offer, Wish
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 SHOWN: Final = 15
+THE_RUN: Final = "the run"
+"""For what an allocation is."""
 HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "egress $", "total $", "reliable", "longest")
 
 
@@ -45,14 +47,15 @@ def run(args: argparse.Namespace) -> int:
         with Workspace.open(args.workspace, read_only=True) as ws:
             if args.stack:
                 ws.on(args.stack)
-            found = _asked(args, ws, asked, {"": Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))), filters=where)})
+            card = Wish(Need(gpus=1, market=market_of(ws.config.driver(asked))))
+            found = _asked(args, ws, asked, lambda cluster: {"": Wish() if cluster else card}, where)
     else:
         request = request_of(args)
         with begun(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = look(ws, request, Choice())
-            found = _asked(args, ws, asked, {step: wish._replace(filters=where) for step, wish in wishes(ws, survey, asked, args.stack).items()})
+            found = _asked(args, ws, asked, lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster), where)
     if args.json:
         print(json.dumps([as_json(step, shelf) for step, shelf in found], indent=2))
         return 0
@@ -65,12 +68,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[str, Wish]:
-    """What the steps that are to run need of rented machines, by the first step of each need."""
-    from ...execution.refusals import takes
+def wishes(ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False) -> dict[str, Wish]:
+    """What the steps that are to run need of rented machines, by the first step of each need; of a cluster, what all of them need together."""
+    from ...execution.refusals import demand, takes
     from ...planning.plan import LOCAL
 
-    market = market_of(ws.config.driver(driver)) if driver != "all" and "," not in driver else "on-demand"
+    if cluster:
+        there = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
+        wish = demand(found, lambda _spec: False, 0)
+        hours = takes(ws, found, {wish.need: there})[wish.need].hours if there else None
+        return {THE_RUN: wish._replace(hours=hours)} if there else {}
+    market = market_of(ws.config.driver(asked)) if asked != "all" and "," not in asked else "on-demand"
     headed = bool(stack) and ws.config.stack(stack).head is not None
     by_need: dict[Need, tuple[str, list[int]]] = {}
     specs = found.plan.specs()
@@ -85,7 +93,10 @@ def wishes(ws: Workspace, found: Survey, driver: str, stack: str = "") -> dict[s
     return {first: Wish(need, hours=taken[need].hours, home=taken[need].home, keep=keep) for need, (first, _steps) in by_need.items()}
 
 
-def _asked(args: argparse.Namespace, ws: Workspace, asked: str, wanted: Mapping[str, Wish]) -> list[tuple[str, Shelf]]:
+def _asked(
+    args: argparse.Namespace, ws: Workspace, asked: str, wanted: Callable[[bool], Mapping[str, Wish]], where: Mapping[str, str]
+) -> list[tuple[str, Shelf]]:
+    """What each driver offers for what is wanted of one like it: a cluster, or not."""
     drivers = offering.priced(ws, asked)
     if args.update:
         lists = asyncio.run(offering.update(drivers))
@@ -93,9 +104,11 @@ def _asked(args: argparse.Namespace, ws: Workspace, asked: str, wanted: Mapping[
             raise CannotRun(f"{', '.join(drivers)}: prices are asked for each time, there is no list to update", fix="leave out --update")
         for name, words in lists.items():
             print(f"recipe: {name}: {words}", file=sys.stderr)
-    found = asyncio.run(offering.shelves(drivers, list(wanted.values()))) if wanted else []
-    steps = list(wanted) * len(drivers)
-    return list(zip(steps, found, strict=True))
+    by_kind = {kind: wanted(kind) for kind in {driver.traits.allocates for driver in drivers.values()}}
+    steps = [step for driver in drivers.values() for step in by_kind[driver.traits.allocates]]
+    given = {kind: [wish._replace(filters=where) for wish in wishes.values()] for kind, wishes in by_kind.items()}
+    asking = {name: (driver, given[driver.traits.allocates]) for name, driver in drivers.items()}
+    return list(zip(steps, asyncio.run(offering.shelves(asking)), strict=True))
 
 
 def lines(step: str, shelf: Shelf, most: int) -> list[str]:
@@ -111,7 +124,7 @@ def _row(offer: Offer, wish: Wish) -> tuple[str, ...]:
     have, usd = offer.resources, offering.total(offer, wish)
     return (
         offer.driver,
-        offer.id,
+        offer.id + f", {offer.nodes} nodes" * (offer.nodes > 1),
         f"{have.gpus or 0} x {have.gpu}" if have.gpus else "none",
         f"{(have.gpu_memory or 0) / 1e9:.0f} GB",
         offer.region,
@@ -133,8 +146,9 @@ def chosen(found: Mapping[str, Shelf]) -> list[str]:
             row = _row(offer, shelf.wish)
             usd, extra = offering.total(offer, shelf.wish), offering.egress(offer, shelf.wish.home)
             cost = f", {shelf.wish.hours:.1f} h, ${usd:.2f}" + f" with ${extra:.2f} of egress" * (extra > 0) if usd is not None else ""
-            what = f"rents for {step}" if not place else f"{'':9}else"
-            lines.append(f"{what}: {offer.driver} {offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}, ${row[6]} an hour{cost}")
+            what = f"{'allocates' if offer.queued else 'rents'} for {step}" if not place else f"{'':9}else"
+            kind = row[1] if offer.queued else f"{offer.id}, {row[2]} of {row[3]}, {offer.region}, {offer.market}"
+            lines.append(f"{what}: {offer.driver} {kind}, ${row[6]} an hour{cost}")
         if not shelf.offers:
             lines.append(f"rents for {step}: {shelf.failed or f'{shelf.driver} offers no machine that does'}")
         lines += [f"{'':9}{words}" for words in (shelf.unsaid(), shelf.left_out(), shelf.ends) if words]

@@ -179,10 +179,11 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     name = args.driver
     driver = offering.renting(ws, name, args.hosts)
     where = filters(args.where)
-    wanted = {step: wish._replace(filters=where) for step, wish in wishes(ws, found, name, args.stack).items()} if driver is not None else {}
-    if driver is None or not wanted:
+    if driver is None:
         return {}
-    return dict(zip(wanted, asyncio.run(offering.shelves({name: driver}, list(wanted.values()))), strict=True))
+    asked = wishes(ws, found, name, args.stack, cluster=driver.traits.allocates)
+    shelves = asyncio.run(offering.shelves({name: (driver, [wish._replace(filters=where) for wish in asked.values()])}))
+    return dict(zip(asked, shelves, strict=True))
 
 
 def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace) -> bool:
