@@ -59,6 +59,7 @@ class Orphans:
         """The job of an attempt that an earlier worker left, if it runs still, ended well unseen, or failed unseen in this very run.
 
         Else what is left of it goes: an attempt that was cut off, or one that failed in a run that is over, costs this run no retry.
+        Raises HostLost when its host cannot be asked for long.
         """
         path = f"{self._attempts}/{name}"
         site = self.site_of(name)
@@ -68,7 +69,7 @@ class Orphans:
             return None
         paths = site.paths(Attempt(path))
         job = Job(name, {"log": paths.log})
-        exit = await site.wait(job, timedelta(0))
+        exit = await site.contact.insist(lambda: site.wait(job, timedelta(0)))
         if exit is None:
             return job, site
         if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
@@ -83,7 +84,7 @@ class Orphans:
         """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
         self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
         await site.stop(job, GRACE)
-        await site.wait(job, 2 * GRACE)
+        await site.contact.insist(lambda: site.wait(job, 2 * GRACE))
         await self._clear(site, f"{self._attempts}/{job.key}")
 
     async def _clear(self, site: Site, path: str) -> None:

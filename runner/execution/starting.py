@@ -53,7 +53,7 @@ _log: Final = Log("loop")
 
 
 class _Taken(Exception):
-    """The GPUs that there seemed to be are another run's by now."""
+    """The GPUs that there seemed to be are another run's by now, or the host that had begun the step is lost."""
 
 
 @dataclass(slots=True)
@@ -167,7 +167,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
     try:
         if not conflicts:
             taken = await _taken_up(work, held)
-    except (RecipeError, OSError, DriverError) as error:
+    except (_Taken, RecipeError, OSError, DriverError) as error:
         trouble = error
     _record(work, id, held, taken)
     try:
@@ -297,7 +297,11 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
         return None
     always = work.verdicts[held.node.id].reasons == FORCED or bool(held.node.flags & UNCACHED)  # although it was made already
     for name in work.orphans.pop(held.key[:24]):
-        found = await work.orphans.taken_up(held.node, name, always)
+        try:
+            found = await work.orphans.taken_up(held.node, name, always)
+        except HostLost as error:
+            lose(work, work.orphans.site_of(name) or held.site, error)
+            raise _Taken from error
         if found is None:
             continue
         job, site = found

@@ -45,6 +45,8 @@ class Line(Protocol):
     """Seconds in which an agent must be reached before waiting callers get Unreachable."""
     pauses: Sequence[float]
     """Seconds between tries; the last one again and again."""
+    hurried: bool
+    """Whether a caller hears that the agent cannot be reached as soon as its own patience has passed, since it asks again by itself."""
     deadman: float | None
     """Seconds without any client after which the agent is to end all jobs."""
 
@@ -261,7 +263,8 @@ class Client:
             self._until_greeted.clear()
             self._fail(reason, None)
         else:
-            self._fail(reason, now)
+            if self._line.hurried:
+                self._fail(reason, now)
             pauses = self._line.pauses
             self._retry = self._loop.call_later(pauses[min(self._tries, len(pauses) - 1)], self._reconnect)
             self._tries += 1
@@ -371,6 +374,7 @@ class Socket:
 
     patience = 10.0
     pauses: Sequence[float] = (0.01,)
+    hurried = False
     deadman: float | None = None
 
     def __init__(self, host: Host) -> None:
@@ -479,6 +483,7 @@ class Streamed:
 
     patience = 60.0
     pauses: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
+    hurried = True
 
     def __init__(self, wire: Wire) -> None:
         self.deadman = wire.host.deadman

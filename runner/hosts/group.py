@@ -110,6 +110,7 @@ class Group(Site):
         )
         self._members = tuple(members)
         self._gone: dict[Site, str] = {}
+        self.contact = first.contact
         self.capacity = GroupCapacity([each.capacity for each in members], int(first.port > 0))
         self.folder = GroupFolder(first.ws, [each.folder for each in members])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import select
@@ -309,6 +310,21 @@ def test_a_long_journal_is_pruned_and_keeps_what_has_no_end(root: Path, monkeypa
     os.close(fd)
     assert (again, list(unended)) == (remembered, [b"open"])
     assert Path("journal").read_text().count("\n") == 4
+
+
+def test_who_only_looks_how_a_job_stands_waits_for_the_agent_that_another_process_begins(root: Path) -> None:
+    root.mkdir()
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    async def act(host: client.Client) -> None:
+        looking = asyncio.ensure_future(host.wait(Job("never"), timedelta(0)))
+        assert not (await asyncio.wait([looking], timeout=0.2))[0]
+        os.close(lock)
+        end = await looking
+        assert end is not None and end.reason == "lost"
+
+    on(root, act)
 
 
 def test_a_root_with_a_long_path_works(tmp_path: Path) -> None:
