@@ -80,7 +80,7 @@ class Request:
             _put(self._frame())
 
     def flush(self) -> None:
-        """Send what is to go back now.  Raises BrokenPipeError when nobody reads."""
+        """Send what is to go back now.  Raises BrokenPipeError when its client is gone."""
         if self._out:
             _put(self._frame())
 

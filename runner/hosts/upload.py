@@ -69,7 +69,7 @@ class Sender:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Meanwhile nobody of this process takes over what arrives."""
+        """Meanwhile what arrives is taken over by no other sender of this process."""
         _sending.add(self._wire.sender)
         try:
             yield
