@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,33 +26,54 @@ from runner.settings import Stack
 from runner.storage.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
 from tests.unit.test_rented_model import installation as installation  # a fixture
-from tests.virtual import ModelWeb, VastaiModel, wired
+from tests.virtual import MODELS, ModelWeb, wired
 
-STACK = Stack("tiny", "vastai", keep="stopped", auto_stop="4h")
+PROVIDERS = ("vastai", "gcp", "runpod")
+"""Those that keep machines; of each every third schedule."""
+STACKS = {name: Stack("tiny", name, keep="stopped", auto_stop="4h") for name in PROVIDERS}
 TIMES = max(1, SCHEDULES // 5)
+RUNS: Mapping[str, Callable[[Any], bool]] = {
+    "vastai": lambda machine: bool(machine.wanted == "running"),
+    "gcp": lambda machine: machine.status in ("PROVISIONING", "STAGING", "RUNNING"),
+    "runpod": lambda machine: machine.status in ("PROVISIONING", "STARTING", "RUNNING"),
+}
+"""Whether a machine runs, or is about to."""
+ITSELF: Mapping[str, Callable[[Any, Any], None]] = {
+    "vastai": lambda world, machine: world.halt(machine),
+    "runpod": lambda world, machine: world._stop(machine, "stopped"),
+}
+"""What a machine does when its time is over.  Google stops its machines itself."""
 
 
-class Pausing(VastaiModel):
-    """The driver, whose machine stops itself when its time is over.  `times`: when that is, by its mark."""
+@cache
+def pausing(name: str) -> type[Any]:
+    """The driver of a provider, whose machines stop themselves when their time is over."""
+    of: Any = MODELS[name]
 
-    times: dict[str, float]
+    class Pausing(of):  # type: ignore[misc]
+        times: dict[str, float]
+        """When that is, by a machine's mark."""
 
-    async def acquire(self, order: Order) -> Lease:
-        self.times[self._installation.mark(order.key)] = order.until.timestamp()
-        return await super().acquire(order)
+        async def acquire(self, order: Order) -> Lease:
+            self.times[self._installation.mark(order.key)] = order.until.timestamp()
+            lease: Lease = await super().acquire(order)
+            return lease
 
-    async def start(self, lease: Lease, until: datetime) -> None:
-        await super().start(lease, until)
-        mark = self._installation.mark(lease.key)
-        self.times[mark] = until.timestamp()
-        asyncio.get_running_loop().call_later(until.timestamp() - time.time(), self._over, mark)
+        async def start(self, lease: Lease, until: datetime) -> None:
+            await super().start(lease, until)
+            mark = self._installation.mark(lease.key)
+            self.times[mark] = until.timestamp()
+            if name in ITSELF:
+                asyncio.get_running_loop().call_later(until.timestamp() - time.time(), self._over, mark)
 
-    def _over(self, mark: str) -> None:
-        world: Any = self._wire.web.world  # type: ignore[attr-defined]
-        world.account.advance(asyncio.get_running_loop().time())
-        for machine in world.account.alive():
-            if machine.mark == mark and machine.wanted == "running" and self.times[mark] <= time.time() + 1:
-                world.halt(machine)
+        def _over(self, mark: str) -> None:
+            world = self._wire.web.world
+            world.account.advance(asyncio.get_running_loop().time())
+            for machine in world.account.alive():
+                if machine.mark == mark and RUNS[name](machine) and self.times[mark] <= time.time() + 1:
+                    ITSELF[name](world, machine)
+
+    return Pausing
 
 
 class KeptSchedule(Schedule):
@@ -59,18 +82,18 @@ class KeptSchedule(Schedule):
     leases: type[KeptLeases]
 
     def __init__(self, seed: int, installation: str, wire: type[ModelWeb] = ModelWeb, leases: type[KeptLeases] = KeptLeases) -> None:
-        super().__init__(seed, installation, wire, leases, "vastai")
+        super().__init__(seed, installation, wire, leases, PROVIDERS[seed % len(PROVIDERS)])
         self.limit, self.jumps, self.few = None, False, False
         self.times: dict[str, float] = {}
         self.stack = asyncio.Lock()
         self.down = False
 
     def process(self, run: str) -> KeptLeases:
-        driver = wired(Pausing, self.wire("http://model", self.world, self.luck, self.look), self.installation)
+        driver = wired(pausing(self.name), self.wire("http://model", self.world, self.luck, self.look), self.installation)
         driver.times = self.times
         made = self.leases(driver, self.name, self.ledger, run, "/ws", self.heard)
         made.budget.least = 60.0
-        made.of(STACK)
+        made.of(STACKS[self.name])
         made.keep_alive = self.luck.random() < 0.3
         return made
 
@@ -80,7 +103,7 @@ class KeptSchedule(Schedule):
         used = {row.machine for row in rows.values() if not row.kept}
         for machine in self.world.account.alive():
             row = rows.get(machine.mark.rpartition("-")[2])
-            if machine.by != FOREIGN and machine.wanted == "running" and row is not None and row.state == "UP" and row.key not in used:
+            if machine.by != FOREIGN and RUNS[self.name](machine) and row is not None and row.state == "UP" and row.key not in used:
                 self.wrong.append(f"{machine.mark} runs for nobody")
 
     def heard(self, before: str, row: LeaseRow) -> None:
