@@ -117,3 +117,13 @@ def test_a_job_goes_on_from_a_checkpoint_of_its_own_and_from_no_other(space: Spa
     assert sorted(path.name for path in Path(state.folder).iterdir()) == ["step-1"]
     assert row(space, run).state == "PAUSED"
     work(space)
+
+
+def test_a_training_is_told_of_how_many_steps_it_is_unless_epochs_decide_that(space: Space) -> None:
+    space.recipe(
+        "inputs: {max_steps: {type: integer, default: 500}, epochs: {type: number, default: 0}}\n"
+        "steps: {train: {run: 'echo ${RECIPE_TOTAL_STEPS:-unknown} {{ inputs.max_steps }} {{ inputs.epochs }} > o', metrics: true, outputs: {o: o}}}\n"
+    )
+    for epochs, total in (("0", "500"), ("2", "unknown")):
+        assert space.command("run", f"epochs={epochs}")[0] == 0
+        assert (space.root / "o").read_text().split()[0] == total
