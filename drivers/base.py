@@ -389,6 +389,15 @@ class Accounted(Driver, Protocol):
 
 
 @runtime_checkable
+class Vital(Driver, Protocol):
+    """A driver whose provider says how a machine is: shown of one that does not come up."""
+
+    async def vitals(self, lease: Lease) -> str:
+        """What the provider says of a machine now, in a line.  Raises DriverError."""
+        ...
+
+
+@runtime_checkable
 class Listing(Driver, Protocol):
     """A driver that offers by a list of prices, which may be older than the provider's."""
 

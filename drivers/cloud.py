@@ -29,7 +29,7 @@ from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Ord
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
-from .web import Web
+from .web import Web, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
@@ -330,6 +330,13 @@ class Wired(Protocol):
 _Wire = TypeVar("_Wire", bound=Wired)
 
 
+class Reported(Protocol):
+    """What a provider says of one machine."""
+
+    @property
+    def described(self) -> str: ...
+
+
 class Rented(Generic[_Wire]):
     """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
 
@@ -350,13 +357,20 @@ class Rented(Generic[_Wire]):
         self.excluded: Mapping[str, int] = {}
         """Why the last `offers` left out how many."""
 
-    async def _alive(self, lease: Lease) -> object:
+    async def _alive(self, lease: Lease) -> Reported:
         """What the provider says of a machine.  Raises HostLost when it is gone or will not run."""
         raise NotImplementedError
 
     async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that is believed."""
         raise NotImplementedError
+
+    async def vitals(self, lease: Lease) -> str:
+        """What the provider says of a machine now, also of one that is gone."""
+        try:
+            return printable((await self._alive(lease)).described)
+        except HostLost as error:
+            return str(error)
 
     async def hosts(self, lease: Lease) -> Sequence[SshHost] | None:
         found = self._logins.hosts.get(lease.id) or await self._opened(lease)

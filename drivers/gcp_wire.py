@@ -52,6 +52,10 @@ class Instance(NamedTuple):
     labels: Fields
     items: Mapping[str, str]
 
+    @property
+    def described(self) -> str:
+        return self.status
+
 
 class Quota(NamedTuple):
     limit: float

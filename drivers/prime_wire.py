@@ -49,6 +49,10 @@ class Pod(NamedTuple):
     login: tuple[str, str, int] | None
     price: float
 
+    @property
+    def described(self) -> str:
+        return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
+
 
 class Wire:
     """Requests to Prime Intellect and its replies as types.  `team`: who pays, where that is not the key's own account."""

@@ -38,6 +38,10 @@ class Pod(NamedTuple):
     volume: int  # GB that outlive a stop
     gpus: int  # that it has, or would have; 0 also where it runs and got none
 
+    @property
+    def described(self) -> str:
+        return self.status
+
 
 class Wire:
     """Requests to RunPod and its replies as types."""

@@ -45,6 +45,10 @@ class Instance(NamedTuple):
     price: float
 
     @property
+    def described(self) -> str:
+        return f"{self.states[0] or self.states[2]}: {self.said}".strip(": ")
+
+    @property
     def stopped(self) -> bool:
         """Outbid, or the account is empty: it does not run, and its disk is billed."""
         return self.states[1:] == ("stopped", "stopped", "stopped")

@@ -50,6 +50,7 @@ from drivers.base import (
     Rejected,
     Skipping,
     Visiting,
+    Vital,
     Wish,
 )
 from drivers.installation import Installation
@@ -878,6 +879,23 @@ class AccountedContract(LeaseContract):
         asyncio.run(ask())
 
 
+class VitalContract(LeaseContract):
+    """Of drivers whose provider says how a machine is."""
+
+    def test_what_the_provider_says_of_a_machine_is_a_line_also_when_it_is_gone(self, place: Path) -> None:
+        async def rent() -> None:
+            driver = self.make(place)
+            lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "vital", datetime.now(UTC) + timedelta(hours=1)))
+            assert isinstance(driver, Vital)
+            there = await driver.vitals(lease)
+            while not await driver.release(lease):  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
+            gone = await driver.vitals(lease)
+            assert there.isprintable() and there and gone.isprintable() and gone != there
+
+        asyncio.run(rent())
+
+
 class ListingContract(LeaseContract):
     """Of drivers that offer by a list of prices."""
 
@@ -932,6 +950,7 @@ PARTS: dict[type[LeaseContract], type] = {
     VisitingContract: Visiting,
     ConnectingContract: Connecting,
     ClosingContract: Closing,
+    VitalContract: Vital,
     ListingContract: Listing,
     MarkingContract: Marking,
     PausingContract: Pausing,

@@ -20,6 +20,7 @@ from driver_contract import (
     MarkingContract,
     PausingContract,
     RentedContract,
+    VitalContract,
 )
 
 import drivers
@@ -51,6 +52,7 @@ class TestGcp(
     MarkingContract,
     PausingContract,
     RentedContract,
+    VitalContract,
 ):
     narrowed = MappingProxyType({"gpu": "L4", "zone": "us-central1-a"})
 

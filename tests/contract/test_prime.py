@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ChargingContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract
+from driver_contract import AccountedContract, ChargingContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, VitalContract
 
 import drivers
 from drivers.prime import Prime
@@ -29,7 +29,7 @@ async def ended(driver: Prime) -> None:
     await driver.aclose()
 
 
-class TestPrime(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, ChargingContract):
+class TestPrime(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, ChargingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

@@ -9,7 +9,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, PausingContract, RentingContract
+from driver_contract import (
+    AccountedContract,
+    ClosingContract,
+    DriverContract,
+    ExcludingContract,
+    MarkingContract,
+    PausingContract,
+    RentingContract,
+    VitalContract,
+)
 
 import drivers
 from drivers.base import HostLost, Order, Wish
@@ -30,7 +39,7 @@ async def ended(driver: Runpod) -> None:
     await driver.aclose()
 
 
-class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentingContract):
+class TestRunpod(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, PausingContract, RentingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

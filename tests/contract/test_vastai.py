@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driver_contract import AccountedContract, ClosingContract, DriverContract, ExcludingContract, MarkingContract, PausingContract, RentingContract
+from driver_contract import (
+    AccountedContract,
+    ClosingContract,
+    DriverContract,
+    ExcludingContract,
+    MarkingContract,
+    PausingContract,
+    RentingContract,
+    VitalContract,
+)
 
 import drivers
 from drivers.vastai import Vastai
@@ -28,7 +37,7 @@ async def ended(driver: Vastai) -> None:
     await driver.aclose()
 
 
-class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, PausingContract, RentingContract):
+class TestVastai(AccountedContract, ClosingContract, ExcludingContract, MarkingContract, VitalContract, PausingContract, RentingContract):
     @pytest.fixture(autouse=True)
     def settings(self, place: Path, running: Provider, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("RENTING", str(place / "renting"))

@@ -128,7 +128,7 @@ def test_what_is_rented_for_a_run_is_deleted_at_its_time_and_has_no_bucket(space
     [
         ("driver = 'loopback'", ("--pulumi",), "what loopback rents cannot be written as a Pulumi program"),
         ("driver = 'gcp'\ngpu = 'L4'", ("--pulumi",), "the stack names none"),
-        ("driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'", ("--pulumi",), "no machine of the list of"),
+        ("driver = 'gcp'\ngpu = 'B200'\nzone = 'us-central1-a'", ("--pulumi",), "no machine of the list prices of"),
         ("driver = 'gcp'\nzone = 'us-central1-a'\nnodes = 2", ("--pulumi",), "has 2 nodes"),
         ("driver = 'gcp'\nzone = 'us-central1-a'", (), "writes a Pulumi program"),
     ],

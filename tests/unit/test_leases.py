@@ -198,6 +198,25 @@ def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(t
     on(tmp_path, act, faults={"coming": 3})
 
 
+def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW", 0.0)
+
+    async def vitals(_lease: object) -> str:
+        return "loading: pulling the image"
+
+    async def act(leases: Leases) -> None:
+        said = list[str]()
+        leases.say, leases.driver.vitals = said.append, vitals  # type: ignore[attr-defined]
+        leases.driver.traits = leases.driver.traits._replace(comes_up=leases.driver.traits.poll)
+        row = await rented(leases)
+        assert row is not None
+        with pytest.raises(HostLost, match=r"minutes \(loopback says: loading: pulling the image\)"):
+            await leases.up(row)
+        assert len(said) == 1 and "for 0 minutes (loopback says: loading: pulling the image); it is given up" in said[0]
+
+    on(tmp_path, act, boots=60)
+
+
 def test_the_process_that_lost_its_leases_to_another_moves_them_no_more(tmp_path: Path) -> None:
     async def act(leases: Leases) -> None:
         row = await rented(leases)

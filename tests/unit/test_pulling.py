@@ -205,7 +205,7 @@ def test_a_client_that_is_gone_is_seen_while_an_answer_takes_long() -> None:
     assert process.wait(60) == 1
 
 
-@pytest.mark.skipif(not OLD, reason="there is no Python 3.9")
+@pytest.mark.skipif(not OLD, reason="there is no Python 3.9 here")
 def test_the_oldest_python_has_it_too(tmp_path: Path, server: str) -> None:
     code = f"from agent.pulling import Pulling\np = Pulling({str(tmp_path / 'it')!r}, [('', {len(DATA)}, '', '{server}/cut{OPENS}')], 1)\np.work()\nprint(p.problem)"
     folder = Path(pulling.__file__).parent.parent

@@ -65,12 +65,17 @@ async def _silent() -> AsyncIterator[bytes]:
 
 def test_a_program_that_is_given_up_at_any_moment_of_its_beginning_is_ended() -> None:
     async def given_up(moment: int) -> None:
+        others = {each.pid for each in psutil.Process().children(recursive=True)}  # of other tests
+
+        def ours() -> list[psutil.Process]:
+            return [each for each in psutil.Process().children(recursive=True) if each.pid not in others]
+
         call = calls.call(("sh", "-c", "sleep 1000 <&0 & wait"), _silent(), {"PATH": os.defpath})
         reading = asyncio.create_task(anext(call))
         for _ in range(moment):
             await asyncio.sleep(0)
-        until(lambda: len(psutil.Process().children(recursive=True)) != 1)  # nothing, or the program and its child; the loop stands still
-        begun = psutil.Process().children(recursive=True)
+        until(lambda: len(ours()) != 1)  # nothing, or the program and its child; the loop stands still
+        begun = ours()
         reading.cancel()
         done, _ = await asyncio.wait([reading], timeout=10)
         assert done
