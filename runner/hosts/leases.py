@@ -119,6 +119,15 @@ def patient(tries: int) -> Policy:
     return policy
 
 
+async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
+    """What the provider says of a machine, as the end of a sentence."""
+    said = ""
+    if isinstance(driver, Vital):
+        with suppress(DriverError):
+            said = await driver.vitals(lease_of(row))
+    return f" ({name} says: {said})" if said else ""
+
+
 class Leases:
     """The leases of one run, of one driver.  `holder` is this process, as the ledger knows it."""
 
@@ -200,11 +209,11 @@ class Leases:
         deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
         while not (hosts := await self._hosts(row)):
             if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
-                slow, words = False, f"it has been coming up for {SLOW / 60:g} minutes{await self._vitals(row)}"
+                slow, words = False, f"it has been coming up for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
                 self.say(f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}")
                 self.heard("COMING", row._replace(reason=words))
             if time.monotonic() > deadline:
-                late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes{await self._vitals(row)}"
+                late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
                 await self.release(row, late)
                 raise HostLost(late)
             if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
@@ -215,14 +224,6 @@ class Leases:
             row = self._move(row, "UP")
             crashpoint("lease-up")
         return row, hosts
-
-    async def _vitals(self, row: LeaseRow) -> str:
-        """What the provider says of a machine, as the end of a sentence."""
-        said = ""
-        if isinstance(self.driver, Vital):
-            with suppress(DriverError):
-                said = await self.driver.vitals(lease_of(row))
-        return f" ({self.name} says: {said})" if said else ""
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
         try:
