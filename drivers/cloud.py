@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -337,7 +338,7 @@ class Reported(Protocol):
     def described(self) -> str: ...
 
 
-class Rented(Generic[_Wire]):
+class Rented(ABC, Generic[_Wire]):
     """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
 
     traits: Traits
@@ -357,13 +358,13 @@ class Rented(Generic[_Wire]):
         self.excluded: Mapping[str, int] = {}
         """Why the last `offers` left out how many."""
 
+    @abstractmethod
     async def _alive(self, lease: Lease) -> Reported:
         """What the provider says of a machine.  Raises HostLost when it is gone or will not run."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that is believed."""
-        raise NotImplementedError
 
     async def vitals(self, lease: Lease) -> str:
         """What the provider says of a machine now, also of one that is gone."""

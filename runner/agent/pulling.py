@@ -47,7 +47,7 @@ def pull(request: Request, name: str, items: Sequence[tuple[str, int, str, str]]
     """Have each of these: its path in the folder (empty for a single file), its bytes, its ETag if that is known, its address.
 
     Lines of JSON go back: `["bytes", COUNT]` now and then, `["file", PATH, SHA-256]` for each, and `["problem", WORDS]`.  Nothing but
-    `["full", FREE]` where fewer than `needed` bytes are free, what is there included.  What is there is hashed, and gone on with.
+    `["full", FREE]` where fewer than `needed` bytes are free, what is there included.  Files that came in part are hashed and continued.
     """
     folder = f"{request.partial}/{name}"
     request.arriving(folder)

@@ -11,7 +11,7 @@ from drivers.base import Closing, Connecting, Driver
 
 
 class Ahead:
-    """A driver on the event loop that the run goes on with.  Nothing is taken or rented; what is wrong is raised to who asks the driver."""
+    """A driver on the event loop that the run goes on with.  Nothing is taken or rented; what is wrong is raised where the driver is used."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -1,6 +1,6 @@
-"""The show case of state: a training over ssh whose machine dies goes on elsewhere, and ends in the same bits as one that nobody disturbed.
+"""The show case of state: a training over ssh whose machine dies continues elsewhere, and ends in the same bits as an undisturbed one.
 
-`make test` has the parts: a training that goes on on another machine (test_spot, test_states_in_a_store), and one that is killed and ends in the same bits
+`make test` has the parts: a training that continues on another machine (test_spot, test_states_in_a_store), and one that is killed and ends in the same bits
 (test_text_train).
 """
 

@@ -56,14 +56,17 @@ def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> 
 
 
 class Restarting(Here):
-    """A host on which nothing listens any more as soon as it has said at which port."""
+    """A host on which nothing listens any more as soon as it has said at which port.  Its connection breaks after `dialled`."""
+
+    def __init__(self, dialled: asyncio.Event) -> None:
+        self.dialled = dialled
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         async with aclosing(calls.call(argv, NOTHING, {})) as said:
             async for data in said:
                 yield data
         if rendezvous.LISTEN in argv:
-            await asyncio.sleep(0.3)
+            await self.dialled.wait()
             raise Unreachable("the connection broke")
 
 
@@ -73,13 +76,25 @@ def test_a_host_that_restarts_before_another_has_said_its_port_is_not_waited_for
             await asyncio.Event().wait()
             yield b""
 
+    dialled = asyncio.Event()
+    dialled.set()  # it breaks at once
     with pytest.raises(Unreachable):
-        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")._replace(host=Slow())]))
+        asyncio.run(meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Slow())]))
 
 
 def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_for_one_that_cannot_be_reached() -> None:
+    dialled = asyncio.Event()
+
+    class Dialling(Here):
+        async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+            async with aclosing(calls.call(argv, stdin, {})) as said:
+                async for data in said:
+                    yield data
+            if rendezvous.DIAL in argv:
+                dialled.set()
+
     with pytest.raises(Unreachable):
-        asyncio.run(meet([node("a")._replace(host=Restarting()), node("b")]))
+        asyncio.run(meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Dialling())]))
 
 
 def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def wishes(ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster
 def _asked(
     args: argparse.Namespace, ws: Workspace, asked: str, wanted: Callable[[bool], Mapping[str, Wish]], where: Mapping[str, str]
 ) -> list[tuple[str, Shelf]]:
-    """What each driver offers for what is wanted of one like it: a cluster, or not."""
+    """What each driver offers; `wanted` has the wishes for a cluster, and those for any other."""
     drivers = offering.priced(ws, asked)
     if args.update:
         lists = asyncio.run(offering.update(drivers))
