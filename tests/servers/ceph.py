@@ -16,8 +16,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from .fakegcs import free_port
 from .moto import answers, parsed_once
+from .sshd import free_port
 
 _count = itertools.count(1)
 PROGRAMS = ("ceph", "ceph-mon", "ceph-mgr", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
@@ -51,7 +51,8 @@ class Ceph:
         place = self._place
         for folder in ("mon", "osd", "mgr", "run", "log", "rgw"):
             (place / folder).mkdir(parents=True)
-        fsid, osd, monitor, port = str(uuid.uuid4()), str(uuid.uuid4()), free_port(), free_port()
+        fsid, osd, monitor = str(uuid.uuid4()), str(uuid.uuid4()), free_port()
+        port = next(port for port in iter(free_port, None) if port != monitor)  # it is taken seconds from now
         self.endpoint = f"http://127.0.0.1:{port}"
         self._conf = place / "ceph.conf"
         self._conf.write_text(CONF.format(fsid=fsid, place=place, monitor=monitor, port=port))
