@@ -330,6 +330,13 @@ def test_a_glob_axis_is_one_instance_a_file_and_depends_on_that_file_alone() -> 
     ]
 
 
+def test_a_file_that_a_glob_axis_found_is_no_pattern_whatever_its_name() -> None:
+    recipe = 'steps: {a: {matrix: {f: {glob: "raw/*.txt"}}, run: "x {{ matrix.f }}", deps: %s, outputs: {o: "out/{{ matrix.f | stem }}.json"}}}'
+    for deps in ("[]", '["{{ matrix.f }}"]'):
+        found = plan(recipe % deps, globs={"raw/*.txt": ("raw/a [1].txt", "raw/b.txt")})
+        assert [n.deps for n in found.nodes] == [["raw/a [[]1].txt"], ["raw/b.txt"]]
+
+
 LATE = """
 steps:
   split: {run: x, outputs: {parts: parts/}}
