@@ -104,6 +104,7 @@ def test_what_a_run_at_work_has_stays_where_a_run_that_is_over_has_an_id_that_en
 
 def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} >> {root}/ran; touch a.txt', outputs: {o: a.txt}}}".replace("{root}", str(space.root)))  # fmt: skip
+    assert space.command("submit", "n=1", "-R", "b")[0] == 3
     code, first, told = space.command("submit", "n=1")
     assert code == 0 and "`recipe worker` carries it out" in told and row(space, first.strip()).state == "QUEUED"
     urgent, late = submitted(space, Ticket(priority=5), n=2), submitted(space, Ticket(not_before=4e9), n=3)
