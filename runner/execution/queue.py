@@ -282,7 +282,8 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
     except RecipeError as error:
-        listener.say(f"run {row.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        for line in [*f"run {row.id} failed: {error}".splitlines(), *([f"  fix: {error.fix}"] if error.fix else [])]:
+            listener.say(line)
         _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
