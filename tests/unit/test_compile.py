@@ -243,6 +243,9 @@ steps:
   a: {matrix: {lr: [1, 2], lr2: [1, 2]}, run: x, outputs: {o: "m-{{ matrix.lr2 }}.bin"}}
 """)
     assert found.code == "two-makers" and found.fix == "mention {{ matrix.lr }} in it"
+    twins = 'steps: {a: {matrix: {f: {glob: "**/*.txt"}}, run: x, outputs: {o: "out/{{ matrix.f | stem }}"}}}'
+    found = problem(twins, globs={"**/*.txt": ("a.txt", "b/a.txt")})
+    assert found.fix == "a[f=a.txt] and a[f=b%2Fa.txt] do: its axes must differ in it"
 
 
 @pytest.mark.parametrize(
