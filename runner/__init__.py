@@ -15,13 +15,15 @@ Errors are `runner.errors.RecipeError`s: `Invalid` has every problem of a recipe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from .errors import RecipeError
 from .paths import VERSION as __version__
 
 if TYPE_CHECKING:
-    from .execution.terms import Choice, Settings, Summary
+    from .execution.terms import Choice, Overview, Settings, Summary
     from .interface.handle.opening import How, New
     from .interface.handle.shells import AsyncRun, Run
     from .language.recipe import Recipe
@@ -89,11 +91,13 @@ def run(
     """Run what is not fresh, and say how it ended: `summary.state` is COMPLETED, FAILED or CANCELLED, `summary.failed` has each failure with its log.
 
     `out` is a folder, or an address (`s3://`, `gs://`, `hf://`) that the results are uploaded to.  `on_event` is called with every stored event, in
-    order.  Raises errors.RecipeError when nothing could be started, or the results are not uploaded.
+    order: in a notebook, or another program with an event loop, by another thread.  Raises errors.RecipeError when nothing could be started, or the
+    results are not uploaded.
     """
     from dataclasses import replace
 
     from .execution.session import run as run_session
+    from .execution.signals import apart
     from .execution.terms import Choice, Settings
     from .storage.workspace import Workspace, results_place
 
@@ -107,7 +111,8 @@ def run(
             how = replace(how, python=python)
         if isinstance(place := results_place(out or ""), str):
             how = replace(how, upload=place)
-        return run_session(ws, request, choice or Choice(), how, _Calls(on_event))
+        calls = _Calls(on_event, location.root)
+        return apart(lambda: run_session(ws, request, choice or Choice(), how, calls), calls.cancel)
 
 
 def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:
@@ -220,10 +225,22 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 class _Calls:
     """A listener that hands every event to a function."""
 
-    def __init__(self, call: Callable[[Event], object] | None) -> None:
-        self._call = call
+    def __init__(self, call: Callable[[Event], object] | None, root: Path) -> None:
+        self._call, self._root = call, root
+        self._run = ""
+        self._cancelled = False
 
-    def begin(self, overview: object) -> None: ...
+    def begin(self, overview: Overview) -> None:
+        self._run = overview.run
+        if self._cancelled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the run, now or when it begins."""
+        self._cancelled = True
+        if self._run:
+            with suppress(RecipeError):  # it is over
+                run_of(self._run, workspace=self._root).cancel()
 
     def events(self, batch: Sequence[Event]) -> None:
         if self._call is not None:

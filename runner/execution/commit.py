@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,29 +46,37 @@ class Keys:
 
     def __init__(self, path: str) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _PRESENT)
-        except OSError:
-            self._alone = False
-        else:
-            self._alone = True
+        self._alone = self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, _PRESENT)
+        if self._alone:
             os.ftruncate(self._handle, 0)
-        os.write(self._handle, b".")
-        fcntl.lockf(self._handle, fcntl.LOCK_SH, 1, _PRESENT)
+        self._lock(fcntl.LOCK_SH, _PRESENT)
+        os.write(self._handle, b".")  # after whoever emptied it
 
     def alone(self) -> bool:
         """Whether no other run was alive here at any time since this was opened.  It is not checked any more when it is closed."""
         return self._alone and self._handle >= 0 and os.fstat(self._handle).st_size == 1
 
     def try_hold(self, key: str) -> bool:
-        try:
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:16], 16) >> 2)
-        except OSError:
-            return False
-        return True
+        return self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, int(key[:16], 16) >> 2)
 
     def release(self, key: str) -> None:
-        fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, int(key[:16], 16) >> 2)
+        self._lock(fcntl.LOCK_UN, int(key[:16], 16) >> 2)
+
+    def _lock(self, how: int, byte: int) -> bool:
+        """Whether it is done.
+
+        On Linux it is a lock of this opening of the file: one of the process keeps none of its threads out, and ends when the first closes the file.
+        """
+        try:
+            if sys.platform == "linux":
+                kind = {fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}[how & ~fcntl.LOCK_NB]
+                do = fcntl.F_OFD_SETLK if how & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+                fcntl.fcntl(self._handle, do, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))  # struct flock
+            else:
+                fcntl.lockf(self._handle, how, 1, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def close(self) -> None:
         if self._handle >= 0:

@@ -49,7 +49,7 @@ def interrupt(work: Work) -> None:
 
 
 def _kept(work: Work) -> str:
-    """Which checkpoint each running step would keep if it were stopped now."""
+    """Which checkpoint each running step would keep if it were stopped now; of one elsewhere it is not known what is there."""
     words = []
     for running in list(work.running.values())[:NAMED]:
         names = []
@@ -61,7 +61,8 @@ def _kept(work: Work) -> str:
                 names += [each.name] if os.listdir(folder) else []
             elif (newest := checkpoints.newest(folder, each.checkpoint, thorough=False).name) is not None:
                 names.append(newest)
-        words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else "starts over next time"))
+        nothing = "keeps what it saved there" if running.site.elsewhere and work.spec(running.node.id).state else "starts over next time"
+        words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else nothing))
     return f" ({'; '.join(words)})" if words else ""
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, StoreBusy
 from ..hosts import client
+from ..planning.ids import bare
 from ..planning.schedule import Move
 from ..reports import sealing
 from ..storage.disk import delete
@@ -33,7 +34,7 @@ from .refusals import check, preflight
 from .reporting import LAST_WORDS, begin, no_points, refused
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
-from .session import look
+from .session import check_ids, look
 from .terms import (
     Choice,
     Listener,
@@ -96,6 +97,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
         ws.asks_secrets = False
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
+    check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
     data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
@@ -280,7 +282,8 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         with suppress(RecipeError):
             ws.store.runs.release(row.id, fence)
     except RecipeError as error:
-        listener.say(f"run {row.id} failed: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+        for line in [*f"run {row.id} failed: {error}".splitlines(), *([f"  fix: {error.fix}"] if error.fix else [])]:
+            listener.say(line)
         _ended(ws, ws.store.runs.get(row.id), fence, "FAILED", str(error))
     except Exception:
         print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
@@ -24,6 +24,7 @@ from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summ
 
 if TYPE_CHECKING:
     from ..hosts.ahead import Ahead
+    from ..planning.plan import Plan
     from .resume import Claimed
 
 
@@ -35,7 +36,7 @@ LAST: Final = 10
 def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
     """What running `request` would do: the most that it will do, with reasons.  Raises Invalid, NotFound."""
     found = survey(ws, request, forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()), all=choice.all)
-    _check_ids(found, [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)])
+    check_ids(found.plan, choice)
     if choice.begin:
         later = found.plan.after(_named(found, choice.begin))
         found = survey(ws, request, forced=frozenset(choice.again) | {found.plan.nodes[n].id for n in later})
@@ -221,12 +222,14 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     return False
 
 
-def _check_ids(found: Survey, asked: Sequence[str]) -> None:
-    known = {node.id for node in found.plan.nodes}
-    for id in asked:
-        if not _named(found, id):
+def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
+    """Every step that was asked for is there: what `read` takes of its id.  Raises NotFound."""
+    known = {node.id for node in plan.nodes}
+    every = {name for id in known for name in names(id)}
+    for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
+        if read(id) not in every:
             hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
-            raise NotFound(f'{found.plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
+            raise NotFound(f'{plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
 
 
 def _named(found: Survey, id: str) -> set[int]:

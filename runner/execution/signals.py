@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -44,3 +48,33 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def apart(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
+    """Call it, in another thread where this one has an event loop, as in a notebook: Ctrl-C calls `interrupted` then, and is raised at the end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    answers: list[T] = []
+    errors: list[BaseException] = []
+    over = threading.Event()  # an interrupted `join` takes the thread for ended
+
+    def work() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            over.set()
+
+    try:
+        threading.Thread(target=work, name="recipe").start()
+        over.wait()
+    except KeyboardInterrupt:
+        interrupted()
+        over.wait()
+        raise
+    if errors:
+        raise errors[0]
+    return answers[0]

@@ -256,7 +256,8 @@ def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
-        listener.say(f"resuming run {begins.id}, {'which was paused' if begins.state == 'PAUSED' else 'whose worker is gone'}")
+        why = {"PAUSED": ", which was paused", "ACTIVE": ", whose worker is gone"}.get(begins.state, "")
+        listener.say(f"resuming run {begins.id}{why}")
     commits.move(Move("run", begins.id, begins.state, "ACTIVE", "resumed" if begins.resumed else "", {"fresh": fresh, "steps": len(ids)}))
     return commits
 

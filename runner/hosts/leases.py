@@ -157,10 +157,13 @@ class Leases:
     async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
 
-        `shares`: among how many machines what is left of the run's limit is shared.  Raises DriverError, CannotRun when it does not pay for this.
+        `shares`: among how many machines what is left of the run's limit is shared.  What is being given back counts up to its end until it is proved
+        to be gone, so that is waited for.  Raises DriverError, CannotRun when it does not pay for this.
         """
-        if short := self.budget.pays(need, offer, shares):
-            raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
+        while short := self.budget.pays(need, offer, shares):
+            if not self._ending:
+                raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
+            await asyncio.sleep(self.driver.traits.poll.total_seconds())
         until = self.budget.until(0.0 if offer.queued else offer.price, self.budget.left(), shares)
         row = self.intent(need, offer, until)
         self.ledger.ask(row)

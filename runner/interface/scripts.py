@@ -96,6 +96,9 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     use = _Use({option.name for option in options})
     use.aliases |= {option.name: (option.name, False) for option in named}  # parameters of a function
     use.visit(tree)
+    commands = [text_of(call.args[0]) for call in _calls(tree) if _is_method(call, "add_parser") and call.args]
+    if commands:
+        notes.append(f"it has commands of its own ({', '.join(commands)}): put one behind the script in `run`, and keep only its options")
     if not options and hydra is None:
         how = "sys.argv" if "sys.argv" in source else "fire" if "fire" in source else ""
         notes.append(f"it takes its options by {how}, which is not read here" if how else "it takes no options")
@@ -112,6 +115,10 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     )
 
 
+def _is_method(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name
+
+
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
@@ -120,7 +127,7 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _option(call: ast.Call, notes: list[str]) -> Option | None:
-    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+    if not _is_method(call, "add_argument"):
         return None
     flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     if not flags or len(flags) != len(call.args):

@@ -41,11 +41,12 @@ class InputsReader:
             if word not in allowed:
                 fix = f"the items of a list have a type: {{type: list, items: {_limited(word)}}}" if kind == "list" else ""
                 self._source.problem("useless-key", f'"{word}" says nothing about {_a(kind)}', (*path, word), fix, key=True)
+        written: Any = self._source.document.value
         for wanted, there, says in (
             ((kind == "choice" or items == "choice"), "choices", "lists the values that it may take"),
             (kind == "secret", "env", "names the variable that holds it"),
         ):
-            if wanted and there not in raw:
+            if wanted and there not in written["inputs"][name]:
                 self._source.problem("missing-key", f'input "{name}" has no "{there}"', path, f"{there}: {says}", key=True)
         for word, kinds in (
             ("items", ("list",)),

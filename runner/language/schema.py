@@ -173,7 +173,9 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
             known = list(schema.get("properties", ()))
             for key in found:
                 if key not in known:
-                    yield _unknown_key(key, known, path)
+                    fault = _unknown_key(key, known, path)
+                    outside = not path and isinstance(found[key], dict) and not _COMMANDS.isdisjoint(found[key])
+                    yield fault._replace(fix=f'a step belongs under "steps": indent "{_short(key)}"') if outside else fault
         case "required":
             for key in rule:
                 if key not in found:
@@ -190,7 +192,9 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
             yield _wrong_type(path, _expected(schema), schema, found)
         case "enum":
             words = [str(word) for word in rule]
-            near = did_you_mean(found, words) if isinstance(found, str) else ""
+            near = ""
+            if isinstance(found, str):
+                near = f"write {_TYPES_ELSEWHERE[found]}" if _TYPES_ELSEWHERE.get(found) in words else did_you_mean(found, words)
             yield Fault("not-allowed", f"{_thing(path)} must be {_listed(words)}, not {_found(found)}", path, near)
         case "pattern":
             yield Fault(
@@ -245,7 +249,17 @@ def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault:
         listed = ", ".join(f'"{key}"' for key in there[:-1]) + f' and "{there[-1]}"'
         return Fault("one-of", f"{_thing(path)} has {both}{listed}; it can have only one of them", (*path, there[1]), "keep one", key=True)
     message = f"{_thing(path)} has none of {_listed([_quoted(key) for key in keys], 'and')}"
-    return Fault("missing-key", message, path, f"add one, such as {keys[0]}", key=True)
+    return Fault("missing-key", message, path, _too_far_out(path) or f"add one, such as {keys[0]}", key=True)
+
+
+_COMMANDS = frozenset(("run", "accelerate", "uses", "select"))
+
+
+def _too_far_out(path: Where) -> str:
+    """What to do about a step that is called as a key of steps is."""
+    if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
+        return f'indent it further, if it is "{path[1]}" of the step above'
+    return ""
 
 
 def _unknown_key(key: str, known: Sequence[str], path: Where) -> Fault:
@@ -253,14 +267,29 @@ def _unknown_key(key: str, known: Sequence[str], path: Where) -> Fault:
     # A word of another tool is taken for ours only where it is nearly that: "doc" is no "docker".
     theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
     near = get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)
-    fix = ""
-    if near:
+    fix = _PLACE if key in _PLACES and path[:1] in ((), ("steps",)) else ""
+    if near and not fix:
         fix = did_you_mean(key, near) if near[0] in known else f'it is called "{_ELSEWHERE[near[0]]}" here'
     if not fix and known:
         fix = "the keys here are " + " ".join(known) if len(known) <= 12 else ""
     return Fault("unknown-key", f'{_thing(path)} has no key "{_short(key)}"', (*path, key), fix, key=True)
 
 
+_PLACES = ("host", "hosts", "driver", "machine", "server", "runs_on", "runs-on")
+_PLACE = "who starts a run says where: `recipe run --driver ssh --host YOU@HOST`; `where: local` keeps a step on the machine that starts it"
+_TYPES_ELSEWHERE = {
+    **dict.fromkeys(("float", "double", "real"), "number"),
+    **dict.fromkeys(("folder", "directory", "dir"), "dataset"),
+    **dict.fromkeys(("dict", "map", "mapping"), "object"),
+    **dict.fromkeys(("array", "tuple"), "list"),
+    **dict.fromkeys(("password", "token"), "secret"),
+    "int": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "text": "string",
+    "enum": "choice",
+    "path": "file",
+}
 _ELSEWHERE = {
     **dict.fromkeys(("command", "cmd", "script", "shell_command", "entrypoint"), "run"),
     **dict.fromkeys(("depends_on", "after", "requires", "dependencies"), "needs"),
@@ -270,7 +299,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("environment", "envs", "vars"), "env"),
     **dict.fromkeys(("description", "help"), "doc"),
     **dict.fromkeys(("container", "docker"), "image"),
-    **dict.fromkeys(("num_nodes", "hosts"), "nodes"),
     **dict.fromkeys(("if", "condition"), "when"),
     **dict.fromkeys(("retry", "max_retries"), "retries"),
     **dict.fromkeys(("strategy", "foreach", "for_each"), "matrix"),
@@ -284,6 +312,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("cpu", "cores"), "cpus"),
     **dict.fromkeys(("hours", "max_time"), "time"),
     "name": "recipe",
+    "num_nodes": "nodes",
     "min": "minimum",
     "max": "maximum",
     "extends": "continues",
@@ -292,7 +321,11 @@ _ELSEWHERE = {
 
 def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fault:
     if found is None:
-        fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"' if "outputs" in path else "write a value, or leave the key out"
+        fix = "write a value, or leave the key out"
+        if "outputs" in path:
+            fix = 'in { } a comma begins a new key; quote a text that has one: "x,y"'
+        elif len(path) == 1 and expected == "a mapping":
+            fix = f'indent what belongs to "{path[0]}"'
         return Fault("null", f"{_thing(path)} has no value; it must be {expected}", path, fix, key=True)
     fix = ""
     if is_number(found):
@@ -318,7 +351,7 @@ def _wrong_type(path: Where, expected: str, schema: Schema, found: object) -> Fa
             fix = "write the command under `run:`"
         elif path[:1] == ("inputs",) and len(path) == 2:
             fix = "write {type: string}, for instance"
-    return Fault("wrong-type", f"{_thing(path)} must be {expected}, not {_found(found)}", path, fix)
+    return Fault("wrong-type", f"{_thing(path)} must be {expected}, not {_found(found)}", path, _too_far_out(path) or fix)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
             "two-makers",
             f'instances of "{draft.step.id}" make the same path "{path}"',
             where,
-            fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it" if missing else "its axes must differ in it",
+            fix="mention " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in it"
+            if missing
+            else f"{other.id} and {draft.id} do: its axes must differ in it",
         )
     elif draft.prefix + path != other.prefix + others_path:
         message = f'"{others_path}" of "{other.id}" and "{path}" of "{draft.id}" differ only in case: some disks take them for one file'

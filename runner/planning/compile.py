@@ -34,7 +34,7 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
-from .mentions import Makes, Near, automatic, excluded, is_glob, may_make, ordered, python_path, reaches, spelled, steps_of, templates
+from .mentions import Makes, Near, as_pattern, automatic, excluded, is_glob, may_make, ordered, python_path, reaches, spelled, steps_of, templates
 from .path_rules import BELOW, WORKSPACE, misplaced, unfit
 from .plan import ALLOW_FAILURE, LOCAL, SELECT, SKIP, STATEFUL, UNCACHED, WHEN_LATE, Plan
 from .selection import add_select
@@ -504,8 +504,8 @@ class _Compiler:
                 producer, output, match = value.address
                 draft.upstream[value.name] = (producer, output, match)
             elif value.kind == "dep":
-                if value.name not in draft.deps:
-                    draft.deps.append(value.name)
+                if (name := as_pattern(value.name)) not in draft.deps:
+                    draft.deps.append(name)
             else:
                 draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
@@ -534,7 +534,7 @@ class _Compiler:
                     where,
                     fix="take it as an input",
                 )
-            if path in draft.upstream:
+            if path in map(as_pattern, draft.upstream):
                 continue  # the file that a glob below an output found for this instance: it, and not the whole output
             pattern = is_glob(path) or not isinstance(dep, str)
             if pattern:
@@ -558,7 +558,9 @@ class _Compiler:
 
     def _dep(self, scope: Scope, draft: Draft, dep: str | Glob, where: Where) -> tuple[Any, list[str]]:
         """A path or pattern as it is for one instance, and what it excludes."""
-        names = {"inputs": draft.inputs, "matrix": draft.matrix}
+        # What a glob found is the name of a file, whatever is in it.
+        matrix = {axis: as_pattern(value) if isinstance(value, PathValue) else value for axis, value in draft.matrix.items()}
+        names = {"inputs": draft.inputs, "matrix": matrix}
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))

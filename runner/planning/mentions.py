@@ -209,6 +209,11 @@ def is_glob(path: str) -> bool:
     return "*" in path or "?" in path or "[" in path or "\0" in path
 
 
+def as_pattern(path: str) -> str:
+    """The pattern that means this path alone."""
+    return re.sub(r"[*?[]", r"[\g<0>]", path)
+
+
 def spelled(pattern: str, exclude: Iterable[str]) -> str:
     """A glob as one text, which is how a node holds it."""
     return "\0".join((pattern, *exclude))

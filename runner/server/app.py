@@ -117,6 +117,19 @@ def _fields(request: Request) -> list[str]:
     return [field.alias or name for model in models for name, field in model.model_fields.items()]
 
 
+_WORDS = {
+    "Input should be a valid dictionary or object to extract fields from": " must be a JSON object",
+    "Input should be a valid dictionary": " must be a JSON object",
+    "Input should be a valid list": " must be a list",
+    "Input should be a valid string": " must be text",
+    "Input should be a valid integer, unable to parse string as an integer": " must be a whole number",
+    "Input should be": " must be",
+    "Field required": " is missing",
+    "Value error, ": "",
+}
+"""What pydantic says, and what we say."""
+
+
 def _invalid(error: RequestValidationError, fields: Sequence[str]) -> Refused:
     """Every problem of a request whose body has these fields, by the place of each; what was given is not repeated."""
     problems = []
@@ -126,6 +139,9 @@ def _invalid(error: RequestValidationError, fields: Sequence[str]) -> Refused:
             fix = did_you_mean(str(each["loc"][-1])[:80], fields)
             problems.append(Problem("unknown-field", f'there is no field "{place[:200]}"', None, fix))
         else:
-            problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}: {each['msg'][:400]}"))
+            words = each["msg"][:400]
+            for theirs, ours in _WORDS.items():
+                words = words.replace(theirs, ours)
+            problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}{words if words.startswith(' ') else f': {words}'}"))
     message = problems[0].message if len(problems) == 1 else f"{len(problems)} problems"
     return Refused(422, "invalid", message, problems[0].fix, problems)

@@ -84,16 +84,16 @@ class Database:
             _migrate(db, kind)
             return cls(root, kind, db)
         with _trouble(path, kind):
-            version = _examine(path, kind)
             try:
-                db = _connect(path, read_only=read_only)
+                db, version = _examined(path, kind, read_only=read_only)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
                     raise
                 # A writer was killed in the midst of a group: what it began is undone, which is not for a connection that only reads.
-                _connect(path).close()
-                db = _connect(path, read_only=True)
+                _examined(path, kind, read_only=False)[0].close()
+                db, version = _examined(path, kind, read_only=True)
             try:
+                _set(db, read_only=read_only)
                 if version < len(kind.migrations):
                     if read_only and kind.migrates:
                         raise Unusable(f"{path}: format {version} is older than this program's", fix=f"`{kind.migrates}` migrates it")
@@ -216,35 +216,45 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     from urllib.parse import quote
 
     mode = "ro" if read_only else "rw"
-    db = sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
+    return sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
+
+
+def _set(db: sqlite3.Connection, *, read_only: bool) -> None:
     if not read_only:
         db.execute("PRAGMA journal_mode = TRUNCATE")
         db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA cache_size = -16000")
-    return db
 
 
-def _examine(path: Path, kind: Kind) -> int:
-    """The format version, or a refusal, from the first 100 bytes and the length."""
-    with open(path, "rb") as file:
-        header = file.read(100)
-        length = os.fstat(file.fileno()).st_size
-    journal = path.with_name(f"{kind.name}-journal")
-    interrupted = journal.exists() and journal.stat().st_size > 0
-    if interrupted and len(header) == 100:
-        return int.from_bytes(header[60:64], "big") or 1  # SQLite rolls back first; what it finds then is checked again
-    page = int.from_bytes(header[16:18], "big")
-    page = 65536 if page == 1 else page
-    if len(header) < 100 or header[:16] != _MAGIC or page < 512 or int.from_bytes(header[28:32], "big") * page > length:
-        raise _damaged(path, kind, "it is cut short or is not a database")
-    if int.from_bytes(header[68:72], "big") != kind.mark:
-        raise _damaged(path, kind, "it is not a store of recipe's")
-    version = int.from_bytes(header[60:64], "big")
-    if version > len(kind.migrations):
-        raise Unusable(f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}", fix="use the newer version")
-    if version < 1:
-        raise _damaged(path, kind, "it has no format version")
-    return version
+def _examined(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connection, int]:
+    """A connection and the format version, or a refusal.
+
+    The connection is asked, never the file: with the end of any `open` of it, all locks that this process has on it are gone, those of its other
+    connections too, and another process writes at the same time (sqlite.org/howtocorrupt.html, 2.2).
+    """
+    db = _connect(path, read_only=read_only)
+    try:
+        db.execute("BEGIN")
+        names = ("application_id", "user_version", "page_count", "page_size")
+        mark, version, pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        short = not pages or pages * size > path.stat().st_size
+        db.execute("COMMIT")
+        if short:
+            raise _damaged(path, kind, "it is cut short")
+        if mark != kind.mark:
+            raise _damaged(path, kind, "it is not a store of recipe's")
+        if version > len(kind.migrations):
+            raise Unusable(
+                f"{path}: format {version} was written by a newer recipe, this one knows {len(kind.migrations)}", fix="use the newer version"
+            )
+        if version < 1:
+            raise _damaged(path, kind, "it has no format version")
+    except BaseException as error:
+        db.close()
+        if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise _damaged(path, kind, "it is cut short or is not a database") from error
+        raise
+    return db, version
 
 
 def _damaged(path: Path, kind: Kind, why: str) -> Unusable:
@@ -271,6 +281,7 @@ def _make(path: Path, kind: Kind) -> None:
             with _trouble(path, kind):
                 new.touch(mode=kind.mode)
                 db = _connect(new)
+                _set(db, read_only=False)
                 # It is not used before it is whole: it goes to the disk once, and not with every statement.
                 db.execute("PRAGMA journal_mode = MEMORY")
                 db.execute("PRAGMA synchronous = OFF")

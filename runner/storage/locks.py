@@ -107,7 +107,7 @@ class Locks:
             raise self._trouble(name, error) from error
 
     def _trouble(self, name: str, error: OSError) -> Infrastructure:
-        return Infrastructure(f"{self._path(name)}: cannot lock: {error.strerror}")
+        return Infrastructure(f"{self._path(name)}: cannot lock: {error.strerror}", fix=f"make {self._folder} writable for you")
 
 
 def _same(handle: int, path: Path) -> bool:

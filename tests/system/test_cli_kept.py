@@ -105,6 +105,9 @@ def test_an_output_is_found_where_it_was_published_else_in_the_store(space: Spac
     assert stored.read_text() == "one 1\n" and ".recipe/objects" in str(stored)
     said = recipe("path", "train.modell")
     assert said.code == 3 and 'did you mean "train.model"?' in said.err
+    (space.root / "none.yaml").write_text("recipe: none@1\nsteps: {s: {run: 'true'}}\n")
+    said = recipe("path", "s", "./none.yaml")
+    assert said.code == 3 and 'the step "s" of none@1 declares no outputs' in said.err
     said = recipe("path", "word.o", "./recipe.yaml", "word=three")
     assert said.code == 2 and "has not made o under these inputs" in said.err and "recipe run --until" in said.err
 

@@ -122,6 +122,11 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
     assert metrics["step"] == 20 and float(metrics["loss"]) < 5
 
 
+def test_a_script_of_a_windows_editor_is_read(space: Space) -> None:
+    (space.root / "train.py").write_bytes(b"\xef\xbb\xbfprint(1)\r\n")
+    assert space.command("new", "mine", "--script", "train.py")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -19,6 +19,7 @@ from runner.errors import CannotRun
 from runner.execution.terms import Choice, Settings
 from runner.language import library
 from runner.paths import shipped
+from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space
 from tests.tools import needs
 
@@ -119,6 +120,32 @@ def test_what_a_step_leaves_behind_is_ended_and_counted(space: Space) -> None:
     space.run()
     (done,) = [event for event in space.events if event.after == "DONE"]
     assert done.data["strays"] == 2
+
+
+IN_A_NOTEBOOK = """
+import asyncio, os, runner, signal
+async def cell():
+    assert runner.run("./recipe.yaml", {"n": 0}).state == "COMPLETED"
+    assert "no input" in str(failed(lambda: runner.run("./recipe.yaml", {"m": 0})))
+    runner.run("./recipe.yaml", {"n": 60}, on_event=lambda event: event.after == "RUNNING" and os.kill(os.getpid(), signal.SIGINT))
+def failed(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+try:
+    asyncio.new_event_loop().run_until_complete(cell())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_in_a_notebook_a_run_goes_on_beside_its_event_loop_and_an_interrupt_ends_it(space: Space) -> None:
+    space.recipe("inputs: {n: {type: integer}}\nsteps: {one: {run: 'sleep {{ inputs.n }}'}}\n")
+    done = subprocess.run([sys.executable, "-c", IN_A_NOTEBOOK], cwd=space.root, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+    with Workspace.open(space.root) as ws:
+        assert [row.state for row in ws.store.runs.latest()] == ["CANCELLED", "COMPLETED"]
 
 
 # -- logs

@@ -307,6 +307,8 @@ def test_the_worker_of_a_run_pauses_it_resumes_it_and_cancels_it(rest: Rest) -> 
     assert rest.ask("POST", f"/v1/runs/{run}/cancel").status_code == 202
     rest.until(run, "CANCELLED")
     go(rest, "asked")
+    unknown = rest.ask("POST", f"/v1/runs/{run}/retry", {"from": "weit"})
+    assert unknown.status_code == 404 and 'no step "weit"' in unknown.json()["error"]["message"]
     again = rest.ask("POST", f"/v1/runs/{run}/retry", {"from": "wait"})
     assert again.status_code == 202 and again.json()["run"] != run
     assert rest.until(again.json()["run"], "COMPLETED")["recipe"] == "slow@1"

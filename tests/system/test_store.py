@@ -163,6 +163,14 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
     assert 0 < refused < 250
 
 
+def test_a_store_that_is_opened_twice_in_a_process_stays_locked_for_its_writer(root: Path, store: Store) -> None:
+    store.database.connection.execute("BEGIN IMMEDIATE")
+    for read_only in (True, False):
+        Store.open(root, read_only=read_only).close()
+    another = f"import sqlite3; sqlite3.connect({str(root / 'recipe.db')!r}, timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+    assert b"database is locked" in subprocess.run([sys.executable, "-c", another], capture_output=True).stderr
+
+
 def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "PATIENCE", 0.01)
     with Store.open(root) as other:

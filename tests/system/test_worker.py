@@ -60,18 +60,21 @@ def submitted(space: Space, ticket: Ticket = Ticket(), **inputs: object) -> str:
         return submit(ws, Request("./recipe.yaml", inputs), Choice(), Settings(), ticket).id
 
 
-def work(space: Space) -> None:
-    serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
-
-
-def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
-    """A worker in this process, for what is not about its death."""
-
+def writing(said: list[str]) -> type[Silent]:
     class Told(Silent):
         def say(self, text: str) -> None:
             said.append(text)
 
-    worker = threading.Thread(target=serve, args=(space.root, Offer(), Told, handover, os.environ), kwargs={"once": False})
+    return Told
+
+
+def work(space: Space, listener: type[Silent] = Silent) -> None:
+    serve(space.root, Offer(), listener, Handover(), os.environ, once=True)
+
+
+def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
+    """A worker in this process, for what is not about its death."""
+    worker = threading.Thread(target=serve, args=(space.root, Offer(), writing(said), handover, os.environ), kwargs={"once": False})
     worker.start()
     return worker
 
@@ -104,6 +107,7 @@ def test_what_a_run_at_work_has_stays_where_a_run_that_is_over_has_an_id_that_en
 
 def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} >> {root}/ran; touch a.txt', outputs: {o: a.txt}}}".replace("{root}", str(space.root)))  # fmt: skip
+    assert space.command("submit", "n=1", "-R", "b")[0] == 3
     code, first, told = space.command("submit", "n=1")
     assert code == 0 and "`recipe worker` carries it out" in told and row(space, first.strip()).state == "QUEUED"
     urgent, late = submitted(space, Ticket(priority=5), n=2), submitted(space, Ticket(not_before=4e9), n=3)
@@ -126,7 +130,9 @@ def test_a_run_that_cannot_work_fails_with_the_reason_and_the_next_is_carried_ou
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }} > a.txt', deps: ['in{{ inputs.n }}'], outputs: {o: a.txt}}}")
     space.write("in2", "")
     bad, good = submitted(space, n=1), submitted(space, n=2)
-    work(space)
+    said: list[str] = []
+    work(space, writing(said))
+    assert not any("\n" in line for line in said) and any(line.startswith("  fix: ") for line in said)
     assert row(space, bad).state == "FAILED" and "in1" in row(space, bad).reason and row(space, good).state == "COMPLETED"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution.commit import GroupCommit
+from runner.execution.commit import GroupCommit, Keys
 from runner.planning.schedule import Move
 from runner.secrets import Masker
 from runner.storage.database import Database
@@ -109,3 +109,17 @@ def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(comm
     assert not commits.hold(key, "b")  # what the first made is not stored yet
     commits.flush()
     assert commits.hold(key, "b") and not commits.hold(key, "a")
+
+
+def test_what_a_run_holds_is_held_against_the_other_threads_of_its_process(tmp_path: Path) -> None:
+    one, other, third = Keys(str(tmp_path / "keys")), Keys(str(tmp_path / "keys")), Keys(str(tmp_path / "keys"))
+    assert one.try_hold("ab" * 32) and not other.try_hold("ab" * 32) and not one.alone() and not other.alone()
+    third.close()
+    assert not other.try_hold("ab" * 32)
+    one.release("ab" * 32)
+    assert other.try_hold("ab" * 32)
+    one.close()
+    other.close()
+    last = Keys(str(tmp_path / "keys"))
+    assert last.alone()
+    last.close()

@@ -243,6 +243,9 @@ steps:
   a: {matrix: {lr: [1, 2], lr2: [1, 2]}, run: x, outputs: {o: "m-{{ matrix.lr2 }}.bin"}}
 """)
     assert found.code == "two-makers" and found.fix == "mention {{ matrix.lr }} in it"
+    twins = 'steps: {a: {matrix: {f: {glob: "**/*.txt"}}, run: x, outputs: {o: "out/{{ matrix.f | stem }}"}}}'
+    found = problem(twins, globs={"**/*.txt": ("a.txt", "b/a.txt")})
+    assert found.fix == "a[f=a.txt] and a[f=b%2Fa.txt] do: its axes must differ in it"
 
 
 @pytest.mark.parametrize(
@@ -328,6 +331,13 @@ def test_a_glob_axis_is_one_instance_a_file_and_depends_on_that_file_alone() -> 
         ("a[f=raw%2Fa.txt]", ["raw/a.txt"], "out/a.json"),
         ("a[f=raw%2Fb.txt]", ["raw/b.txt"], "out/b.json"),
     ]
+
+
+def test_a_file_that_a_glob_axis_found_is_no_pattern_whatever_its_name() -> None:
+    recipe = 'steps: {a: {matrix: {f: {glob: "raw/*.txt"}}, run: "x {{ matrix.f }}", deps: %s, outputs: {o: "out/{{ matrix.f | stem }}.json"}}}'
+    for deps in ("[]", '["{{ matrix.f }}"]'):
+        found = plan(recipe % deps, globs={"raw/*.txt": ("raw/a [1].txt", "raw/b.txt")})
+        assert [n.deps for n in found.nodes] == [["raw/a [[]1].txt"], ["raw/b.txt"]]
 
 
 LATE = """

@@ -413,6 +413,31 @@ def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing
     on(tmp_path, act)
 
 
+def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(leases: Leases) -> None:
+        leases.budget.limit = 1.2
+        (offer, *_) = await leases.offers(Wish(NEED))
+        row = await leases.ask(NEED, offer)
+        assert row is not None
+        with pytest.raises(CannotRun, match="is left for it"):
+            await leases.ask(NEED, offer)
+        let, release = asyncio.Event(), leases.driver.release
+
+        async def slow(lease: Lease) -> bool:
+            await let.wait()
+            return await release(lease)
+
+        monkeypatch.setattr(leases.driver, "release", slow)
+        giving, asking = asyncio.create_task(leases.release(row, "taken away")), asyncio.create_task(leases.ask(NEED, offer))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        let.set()
+        assert await giving and await asking is not None and states(leases) == ["GONE", "COMING"]
+
+    on(tmp_path, act)
+
+
 def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(leases: Leases) -> None:
         async def lost(_lease: Lease) -> None:

@@ -126,6 +126,11 @@ def test_problems_of_shape_and_of_meaning_are_reported_together() -> None:
     assert [line.split(" error: ")[0] for line in problems(text)] == ["r.yaml:2:1:", "r.yaml:4:28:", "r.yaml:4:42:", "r.yaml:5:30:"]
 
 
+def test_a_key_whose_value_is_wrong_is_not_missing_too() -> None:
+    text = "recipe: r@1\ninputs: {a: {type: secret, env: my-token}, b: {type: choice, choices: {x: 1}}}\nsteps: {s: {run: x}}\n"
+    assert len(found := problems(text)) == 2 and "must be" in found[0] and "must be" in found[1]
+
+
 def test_a_name_inside_a_template_is_underlined() -> None:
     text = 'recipe: a@1\ninputs:\n  a: {type: string, default: "x {{ inputs.bb }}"}\n  b: {type: string, default: "x"}\nsteps: {s: {run: [echo]}}'
     with pytest.raises(Invalid) as caught:

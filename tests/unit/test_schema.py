@@ -147,6 +147,25 @@ def test_a_word_of_another_tool_is_translated() -> None:
     assert fault.fix == 'it is called "needs" here'
 
 
+def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
+    faults = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x"}, "outputs": {"o": "x"}, "code": ["x.py"]}})
+    assert [fault.fix for fault in faults if len(fault.path) == 2] == [
+        f'indent it further, if it is "{key}" of the step above' for key in ("code", "outputs")
+    ]
+    faults = schema.faults({"recipe": "a@1", "steps": None, "train": {"run": "x"}})
+    assert [fault.fix for fault in faults] == ['indent what belongs to "steps"', 'a step belongs under "steps": indent "train"']
+
+
+def test_where_a_step_runs_is_no_key_of_a_recipe_and_no_number_of_nodes() -> None:
+    [fault] = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x", "host": "gpu1"}}})
+    assert "recipe run --driver ssh --host" in fault.fix
+
+
+def test_a_type_of_another_language_is_translated() -> None:
+    faults = schema.faults({"recipe": "a@1", "inputs": {"a": {"type": "float"}, "b": {"type": "folder"}}, "steps": {"s": {"run": "x"}}})
+    assert [fault.fix for fault in faults] == ["write number", "write dataset"]
+
+
 def test_a_thousand_simple_steps_cost_next_to_nothing() -> None:
     def steps(number: int) -> dict[str, Any]:
         return {f"n{n}": {"run": f"cksum < a > out/{n}", "deps": ["a"], "outputs": [f"out/{n}"]} for n in range(number)}

@@ -100,7 +100,7 @@ def find(place: Place, word: str) -> Run:
         number = int(back) if tilde else 0
         rows = runs_of(place, {}, number + 1)
         if number >= len(rows):
-            raise NotFound(f"{word}: there are only {len(rows)} runs at {place.name}", fix="`recipe runs` lists them")
+            raise NotFound(f"{word}: the oldest run at {place.name} is last~{len(rows) - 1}", fix="`recipe runs` lists them")
         return Run(place, rows[number].id)
     matching = [row.id for row in runs_of(place, {}, LISTED) if word and word in row.id]
     if len(matching) > 1 and word not in matching:

@@ -111,7 +111,7 @@ def find_run(store: Store, word: str) -> RunRow:
         number = int(back) if tilde else 0
         rows = runs.latest(last=number + 1)
         if number >= len(rows):
-            raise NotFound(f"{word}: there are only {len(rows)} runs here", fix="`recipe runs` lists them")
+            raise NotFound(f"{word}: the oldest run here is last~{len(rows) - 1}", fix="`recipe runs` lists them")
         return rows[number]
     found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), _SHOWN + 1))
     if found and len(found) == 1:

@@ -150,9 +150,11 @@ def _outputs(found: Survey, word: str) -> list[tuple[int, str]]:
     if chosen:
         return chosen
     known = dict.fromkeys(f"{id.partition('[')[0]}.{name}" for _, id, name in every)
-    raise NotFound(
-        f'{found.plan.recipe} has no output "{readable(word)}"', fix=did_you_mean(word, known) or f"there are {', '.join(list(known)[:10])}"
-    )
+    if any(word in names(node.id) for node in found.plan.nodes):
+        fix = "`outputs` in its step says what is kept; `recipe checkpoints` shows what is in a state"
+        raise NotFound(f'the step "{readable(word)}" of {found.plan.recipe} declares no outputs', fix=fix)
+    there = f"there are {', '.join(list(known)[:10])}" if known else "no step of it declares `outputs`"
+    raise NotFound(f'{found.plan.recipe} has no output "{readable(word)}"', fix=did_you_mean(word, known) or there)
 
 
 def place(ws: Workspace, found: Survey, n: int, output: str) -> str:

@@ -192,12 +192,19 @@ def _read(source: Path, home: Path) -> Script:
     from .. import scripts
 
     try:
-        return scripts.read(whole(source).decode("utf-8"), functools.partial(_config, home, source))
+        return scripts.read(whole(source).decode("utf-8-sig"), functools.partial(_config, home, source))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f"{source.name}:{line}" if line else source.name
         raise Invalid(
-            [Problem("not-python", f"{where}: this is not Python that can be read: {error}", None, "name the program that trains")]
+            [
+                Problem(
+                    "not-python",
+                    f"{where}: this is not Python that can be read: {getattr(error, 'msg', error)}",
+                    None,
+                    "name the program that trains",
+                )
+            ]
         ) from error
     except OSError as error:
         raise CannotRun(f"{source} cannot be read: {error.strerror}") from error

@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 from ...errors import Busy, CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.queue import Ticket, again, give_back, submit
+from ...execution.signals import apart
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
 from ...planning.ids import names, stored
@@ -181,7 +182,7 @@ class Here:
             self._resume(row)
         elif row.state == state:
             raise _refused(f"run {run} is {row.state} already", "`resume` resumes it")
-        elif not (runs.live(run) and runs.request(run, what)) and not _alone(lambda: end_unattended(self.ws, row, state, lambda _text: None)):
+        elif not (runs.live(run) and runs.request(run, what)) and not apart(lambda: end_unattended(self.ws, row, state, lambda _text: None), bool):
             runs.request(run, what)
         return run
 
@@ -219,25 +220,6 @@ def _all_of(tail: Tail | Rows, ended: bool) -> list[bytes]:
     while data := tail.read():
         found.append(data)
     return found
-
-
-def _alone(call: Any) -> Any:
-    """Call it in a thread of its own: a notebook has an event loop in this one."""
-    found: list[Any] = []
-
-    def work() -> None:
-        try:
-            found.append((call(), None))
-        except BaseException as error:
-            found.append((None, error))
-
-    thread = threading.Thread(target=work, name="recipe-control")
-    thread.start()
-    thread.join()
-    value, error = found[0]
-    if error is not None:
-        raise error
-    return value
 
 
 def _refused(why: str, fix: str) -> Invalid:
