@@ -50,7 +50,7 @@ class Keys:
         if self._alone:
             os.ftruncate(self._handle, 0)
         self._lock(fcntl.LOCK_SH, _PRESENT)
-        os.write(self._handle, b".")  # after whoever emptied it
+        os.write(self._handle, b".")  # behind what emptied it, if another run did
 
     def alone(self) -> bool:
         """Whether no other run was alive here at any time since this was opened.  It is not checked any more when it is closed."""
