@@ -14,7 +14,6 @@ from ..execution.queue import Ticket, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
-from ..interface.views import RunData
 from ..planning.ids import stored
 from ..planning.schedule import Move
 from ..reports.addresses import public_place
@@ -264,7 +263,7 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     return RunDetail.model_validate(_without_folders(ws, found))
 
 
-def _without_folders(ws: Workspace, found: RunData) -> Mapping[str, object]:
+def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
     return {**found, "reason": plain(found["reason"], ws.root), "inputs": plain_value(found["inputs"], ws.root)}
 
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
-    from ..views import LinkData
 
 FEW = 20
 
@@ -85,7 +84,7 @@ class Begun(TypedDict):
     steps: dict[str, dict[str, float]]
     """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
     usd: float  # what its machines cost so far
-    links: list[LinkData]
+    links: list[dict[str, str]]
     """Where else the numbers of its steps can be looked at."""
 
 
@@ -158,8 +157,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                found: list[LinkData] = [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row)]
-                going.append(_run(row, _seen(ws, row.id), found))
+                going.append(_run(row, _seen(ws, row.id), [each._asdict() for each in links(ws, row)]))
             elif row.due is not None:
                 queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
@@ -167,7 +165,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
-def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[LinkData] | None = None) -> Begun:
+def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[dict[str, str]] | None = None) -> Begun:
     usd = costs.of_run(row.id).usd
     return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": usd, "links": found or []}
 

@@ -141,7 +141,7 @@ class Here:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
 
-    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.ArtifactData]:
+    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.Facts]:
         row = self.ws.store.runs.get(run)
         self._bring(row, str(query.get("name", "")))
         return views.artifacts(self.ws, row, str(query.get("name", "")), str(query.get("after", "")))
