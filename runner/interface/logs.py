@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from ..secrets import Masker, Secret, Stream, passwords, tokenlike
 from ..storage.runs import FINAL
 from ..survey.env_files import EnvFiles
 from ..survey.rows import Rows, is_elsewhere
-from .tail import fit, shown
+from .tail import canvas, fit, shown
 
 if TYPE_CHECKING:
     from ..storage.runs import Event
@@ -90,6 +92,11 @@ class Safe:
             self._out.write(shown(self._rest.decode(errors="replace")) + "\x1b[K\n")
             self._rest = b""
         self._out.flush()
+
+
+def for_stdout() -> Writer:
+    """What suits standard output."""
+    return Safe(canvas(sys.stdout), shutil.get_terminal_size().columns) if sys.stdout.isatty() else Raw(sys.stdout.buffer)
 
 
 @dataclass(slots=True)
@@ -187,7 +194,14 @@ def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     """None when there is nothing yet, or nothing any more."""
     if is_elsewhere(ws, run):
         return Rows(ws, run, kept(ws.home, run, part).name.removesuffix(".log"), "log")
-    return Tail.of(ws.home, ws.root, run, part, os.environ)
+    return Tail.of(ws.home, ws.root, run, part, ws.environ)
+
+
+def missing(ws: Workspace, run: str, part: Part) -> list[str]:
+    """What is not set here, and keeps a log from being shown while it is written.  One that is kept, or comes from elsewhere, is masked already."""
+    if part.ended or is_elsewhere(ws, run) or kept(ws.home, run, part).exists():
+        return []
+    return unmaskable(part, ws.root, ws.environ)
 
 
 def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
@@ -211,16 +225,15 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
-        missing = () if part.ended or is_elsewhere(ws, run) else unmaskable(part, ws.root, os.environ)
-        if missing and not kept(ws.home, run, part).exists():
-            say(_hidden(part, missing))
+        if unset := missing(ws, run, part):
+            say(_hidden(part, unset))
             continue
         tail = tail_of(ws, run, part)
         if tail is None:
             continue
         any_shown = True
         if heads:
-            writer.head(_head(part))
+            writer.head(head(part.step, part.number))
         tail.rest(writer.write)
         writer.end()
     return any_shown
@@ -291,10 +304,10 @@ class Follower:
 
     def _opened(self, part: Part) -> bool:
         """Whether there is no need to try again."""
-        if not part.ended and not self._elsewhere and (missing := unmaskable(part, self._ws.root, os.environ)):
+        if unset := missing(self._ws, self._run, part):
             if part.raw not in self._hidden:
                 self._hidden.add(part.raw)
-                self._say(_hidden(part, missing))
+                self._say(_hidden(part, unset))
             return False
         tail = tail_of(self._ws, self._run, part)
         if tail is not None:
@@ -321,14 +334,15 @@ class Follower:
             if self._current is not None:
                 self._writer.end()
             if self._heads:
-                self._writer.head(_head(part))
+                self._writer.head(head(part.step, part.number))
             self._current = part
         self._writer.write(data)
 
 
-def _head(part: Part) -> str:
-    return f"==> {readable(part.step)}" + (f", attempt {part.number}" if part.number > 1 else "") + " <=="
+def head(step: str, attempt: int) -> str:
+    """The line above what an attempt printed."""
+    return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
 
 
-def _hidden(part: Part, missing: Sequence[str]) -> str:
-    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(missing)} is not set here, so it could not be masked"
+def _hidden(part: Part, unset: Sequence[str]) -> str:
+    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(unset)} is not set here, so it could not be masked"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,7 +16,7 @@ from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
-from .logs import Part, Tail, parts, tail_of, unmaskable
+from .logs import Part, missing, parts, tail_of, unmaskable
 
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
@@ -46,19 +47,11 @@ def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = No
 
 def _begun(ws: Workspace, run: str, part: Part) -> bytes:
     """The beginning of a log that is being written, masked; nothing of one that cannot be masked here."""
-    if not rows.is_elsewhere(ws, run) and unmaskable(part, ws.root, ws.environ):
-        return b""
-    try:
-        tail = tail_of(ws, run, part)
-    except CannotRun:
-        return b""
-    if tail is None:
-        return b""
-    try:
-        return tail.read()
-    finally:
-        if isinstance(tail, Tail):
-            tail.close()
+    with suppress(CannotRun):
+        if not missing(ws, run, part) and (tail := tail_of(ws, run, part)) is not None:
+            with closing(tail):
+                return tail.read()
+    return b""
 
 
 def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun
-from ..interface.logs import Part, Tail, kept, unmaskable
+from ..interface.logs import Part, Tail, kept, missing
 from ..interface.reported import reported
 from ..planning.ids import names
 from ..storage.workspace import Workspace
@@ -105,10 +105,8 @@ async def _event_stream(
 
 def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
     """The log of an attempt from its beginning, masked.  None: there is none yet, or no more, or it cannot be masked before its step is over."""
-    if not part.ended and not kept(ws.home, run, part).exists() and unmaskable(part, ws.root, ws.environ):
-        return None
     with suppress(CannotRun):
-        return Tail.of(ws.home, ws.root, run, part, ws.environ)
+        return None if missing(ws, run, part) else Tail.of(ws.home, ws.root, run, part, ws.environ)
     return None
 
 

@@ -17,9 +17,9 @@ from ...planning.ids import names, stored
 from ...storage.files import Content
 from ...storage.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
-from ...survey.rows import Rows, is_elsewhere
+from ...survey.rows import Rows
 from .. import views
-from ..logs import POLL, Part, Tail, kept, parts, tail_of, unmaskable
+from ..logs import POLL, Part, Tail, missing, parts, tail_of
 from ..reported import reported
 from .core import Ask
 
@@ -123,16 +123,15 @@ class Here:
                     return
                 time.sleep(POLL)
         finally:
-            if isinstance(tail, Tail):
+            if tail is not None:
                 tail.close()
 
     def _opened(self, run: str, part: Part, follow: bool) -> Tail | Rows | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
-        missing = () if part.ended or is_elsewhere(self.ws, run) else unmaskable(part, self.ws.root, self.ws.environ)
-        if missing and not kept(self.ws.home, run, part).exists():
+        if unset := missing(self.ws, run, part):
             if follow:
                 return None
-            raise CannotRun(f"the log of {part.step} is shown when it is over: it could not be masked", fix=f"set {', '.join(missing)} here")
+            raise CannotRun(f"the log of {part.step} is shown when it is over: it could not be masked", fix=f"set {', '.join(unset)} here")
         return tail_of(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
@@ -148,10 +147,10 @@ class Here:
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Fetch what another machine made from the shared store."""
-        missing = [Content(each.content) for each in row.outputs if name in ("", each.name) and not self.ws.objects.has(Content(each.content))]
-        if missing:
+        absent = [Content(each.content) for each in row.outputs if name in ("", each.name) and not self.ws.objects.has(Content(each.content))]
+        if absent:
             cache = self.ws.share(row.store)
-            if cache is None or cache.bring(missing):
+            if cache is None or cache.bring(absent):
                 raise Infrastructure(f"the shared store {row.store} does not give what run {row.id} made", fix="`recipe config` says which it is")
             self.ws.save_cache()
 
