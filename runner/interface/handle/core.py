@@ -8,7 +8,7 @@ was lost is asked for again in one place: what was given once is not given again
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -66,6 +66,9 @@ class Reply(NamedTuple):
 class Lost(Exception):
     """No answer came, or only a part of one."""
 
+
+Pieces: TypeAlias = Generator[bytes, None, None]
+AsyncPieces: TypeAlias = AsyncGenerator[bytes, None]
 
 Step: TypeAlias = Ask | More | Nap | Give
 Heard: TypeAlias = Reply | bytes | Lost | None

@@ -10,41 +10,28 @@ from typing import Any, Protocol, Self
 
 from ...storage.runs import Event
 from . import core
-from .core import Ask, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Point, Reply, Status, Talk
+from .core import Ask, AsyncPieces, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Pieces, Point, Reply, Status, Talk
 from .files import Download
 
 
-class Answer(Protocol):
-    """What came: its pieces are read one after another, and raise Lost where they break off."""
-
-    status: int
-    retry_after: float
-
-    def pieces(self) -> Iterator[bytes]: ...
-    def close(self) -> None: ...
-
-
 class Place(Protocol):
-    """Where runs are kept, and asked for.  `send` raises Lost, RecipeError.  `name` is its address; empty for a workspace of this machine."""
+    """Where runs are kept, and asked for.  `name` is its address; empty for a workspace of this machine.
+
+    `send` answers the head of what came, and its body in pieces, which raise Lost where they break off.  It raises Lost, RecipeError.
+    """
 
     name: str
 
-    def send(self, ask: Ask) -> Answer: ...
+    def send(self, ask: Ask) -> tuple[Reply, Pieces]: ...
     def close(self) -> None: ...
-
-
-class AsyncAnswer(Protocol):
-    status: int
-    retry_after: float
-
-    def pieces(self) -> AsyncIterator[bytes]: ...
-    async def close(self) -> None: ...
 
 
 class AsyncPlace(Protocol):
+    """The same by `await`."""
+
     name: str
 
-    async def send(self, ask: Ask) -> AsyncAnswer: ...
+    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]: ...
     async def close(self) -> None: ...
 
 
@@ -56,8 +43,7 @@ def clock(timeout: float | None = None) -> Clock:
 def given(place: Place, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
-    open_answer: Answer | None = None
-    pieces: Iterator[bytes] = iter(())
+    pieces: Pieces | None = None
     try:
         while True:
             try:
@@ -72,19 +58,18 @@ def given(place: Place, talk: Talk) -> Iterator[Any]:
                     case Nap(seconds):
                         time.sleep(seconds)
                     case More():
-                        heard = next(pieces, b"")
+                        heard = next(pieces, b"") if pieces is not None else b""
                     case Ask():
-                        if open_answer is not None:
-                            open_answer.close()
-                        open_answer = place.send(step)
-                        pieces = open_answer.pieces()
-                        whole = b"" if step.streams and open_answer.status < 400 else b"".join(pieces)
-                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+                        if pieces is not None:
+                            pieces.close()
+                        heard, pieces = place.send(step)
+                        if not step.streams or heard.status >= 400:
+                            heard = heard._replace(body=b"".join(pieces))
             except Lost as error:
                 heard = error
     finally:
-        if open_answer is not None:
-            open_answer.close()
+        if pieces is not None:
+            pieces.close()
 
 
 async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None]:
@@ -92,8 +77,7 @@ async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None
     from asyncio import sleep
 
     heard: Heard = None
-    open_answer: AsyncAnswer | None = None
-    pieces: AsyncIterator[bytes] | None = None
+    pieces: AsyncPieces | None = None
     try:
         while True:
             try:
@@ -110,17 +94,16 @@ async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None
                     case More():
                         heard = await anext(pieces, b"") if pieces is not None else b""
                     case Ask():
-                        if open_answer is not None:
-                            await open_answer.close()
-                        open_answer = await place.send(step)
-                        pieces = open_answer.pieces()
-                        whole = b"" if step.streams and open_answer.status < 400 else b"".join([piece async for piece in pieces])
-                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+                        if pieces is not None:
+                            await pieces.aclose()
+                        heard, pieces = await place.send(step)
+                        if not step.streams or heard.status >= 400:
+                            heard = heard._replace(body=b"".join([piece async for piece in pieces]))
             except Lost as error:
                 heard = error
     finally:
-        if open_answer is not None:
-            await open_answer.close()
+        if pieces is not None:
+            await pieces.aclose()
 
 
 class Run:
