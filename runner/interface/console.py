@@ -103,36 +103,11 @@ class JsonLines(_Page):
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
 
     def begin(self, overview: Overview) -> None:
-        self._put(
-            {
-                "subject": "plan",
-                "run": overview.run,
-                "recipe": overview.recipe,
-                "workspace": overview.workspace,
-                "total": overview.total,
-                "fresh": overview.fresh,
-                "to_run": list(overview.to_run),
-                "expected": dict(overview.expected),
-                "jobs": overview.jobs,
-            }
-        )
+        told = ("run", "recipe", "workspace", "total", "fresh", "to_run", "expected", "jobs")
+        self._put({"subject": "plan", **{name: getattr(overview, name) for name in told}})
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._put(
-            *(
-                {
-                    "seq": event.seq,
-                    "at": event.at,
-                    "subject": event.subject,
-                    "id": event.id,
-                    "before": event.before,
-                    "after": event.after,
-                    "reason": event.reason,
-                    "data": event.data,
-                }
-                for event in batch
-            )
-        )
+        self._put(*({name: value for name, value in event._asdict().items() if name != "run"} for event in batch))
 
     def tick(self) -> None:
         pass
@@ -377,9 +352,6 @@ class _Forecast:
         self._open = set(to_run)
         self._seconds = sum(expected.get(id, 0.0) for id in self._open)
         self._unknown = sum(id not in expected for id in self._open)
-        # Longest first: what is still open of these bounds the end from below.
-        self._longest = sorted((id for id in self._open if id in expected), key=expected.__getitem__, reverse=True)
-        self._next = 0
         self._busy = 0.0
         self._watched = 0.0
 
@@ -390,7 +362,6 @@ class _Forecast:
         elif not is_final and id not in self._open:  # it runs again, or a matrix has become its instances
             self._open.add(id)
             self._count(id, 1)
-            self._next = 0
 
     def watch(self, running: int, seconds: float) -> None:
         """How many steps ran at once is how many will: the shape of the plan and the number of jobs are both in it."""
@@ -408,8 +379,6 @@ class _Forecast:
             longest = max(longest, left)
         if unknown > 0:
             return None
-        while self._next < len(self._longest) and self._longest[self._next] not in self._open:
-            self._next += 1
         return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
 
     def _count(self, id: str, sign: int) -> None:
