@@ -17,7 +17,7 @@ from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown
 from .chosen import begun
-from .flags import add_request, add_where, color, filters, positive, request_of
+from .flags import add_request, add_where, agreed, color, filters, positive, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -204,9 +204,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)) if found.todo else None
     if total is None:
         return True
-    if not sys.stdin.isatty():
-        raise Invalid([Problem("bad-input", f"it would cost about ${total:.2f}", fix="add --yes, or raise `confirm` in the driver's settings")])
-    return input(f"it would cost about ${total:.2f}; rent? [y/N] ").strip().lower() in ("y", "yes")
+    cost = f"it would cost about ${total:.2f}"
+    return agreed(f"{cost}; rent?", Invalid([Problem("bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings")]))
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
@@ -402,8 +401,6 @@ def _seconds(value: float) -> str:
 
 
 def _pool(word: str) -> tuple[str, float]:
-    from ...errors import Invalid, Problem
-
     name, _, amount = word.partition("=")
     try:
         return name, float(amount)
