@@ -334,21 +334,13 @@ def _drivers_fix(known: Mapping[str, object]) -> str:
     return f"known: {', '.join(sorted(known))}; install the package that brings it, or take the table away"
 
 
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-}
-_WORDS: Final = {
-    "object": "a table",
-    "array": "a list",
-    "string": "a text",
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
+_KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "object": ((dict,), "a table"),
+    "array": ((list,), "a list"),
+    "string": ((str,), "a text"),
+    "boolean": ((bool,), "true or false"),
+    "integer": ((int,), "a whole number"),
+    "number": ((int, float), "a number"),
 }
 
 
@@ -361,8 +353,8 @@ def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: t
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
         return min(tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type"))
     kind = part.get("type")
-    if kind is not None and (not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
-        return [("wrong-type", f"{name} must be {_WORDS[kind]}", keys, "")]
+    if kind is not None and (not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")):
+        return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
         if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
             shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value
