@@ -10,12 +10,11 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import Ticket, submit
+from ..execution.queue import Ticket, give_back, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
 from ..planning.ids import stored
-from ..planning.schedule import Move
 from ..reports.addresses import public_place
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
@@ -340,13 +339,8 @@ def resume(run: str, _body: Nothing, room: InRoom) -> Done:
             return _asked(ws, run, "resume")
         if row.due is None:
             raise _unworked(row, "resume")
-        fence = ws.store.runs.claim(run, "server")
-        if fence is None:
+        if not give_back(ws, row):
             raise Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
-        try:
-            ws.store.runs.group(run, fence, [Move("run", run, "PAUSED", "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
-        finally:
-            ws.store.runs.release(run, fence)
         return _done(ws, run)
 
 
