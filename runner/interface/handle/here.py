@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import unquote
 
 from ...errors import Busy, CannotRun, Infrastructure, Invalid, NotFound, Problem
@@ -165,8 +166,11 @@ class Here:
             self._resume(row)
         elif row.state == state:
             raise _refused(f"run {run} is {row.state} already", "`resume` resumes it")
-        elif not (runs.live(run) and runs.request(run, what)) and not _alone(lambda: end_unattended(self.ws, row, state, lambda _text: None)):
-            runs.request(run, what)
+        elif not (runs.live(run) and runs.request(run, what)):
+            with ThreadPoolExecutor(1) as alone:  # a notebook has an event loop in this thread
+                ended = alone.submit(end_unattended, self.ws, row, state, lambda _text: None).result()
+            if not ended:
+                runs.request(run, what)
         return run
 
     def _resume(self, row: RunRow) -> None:
@@ -207,25 +211,6 @@ def _all_of(tail: Tail | Rows, ended: bool) -> list[bytes]:
     while data := tail.read():
         found.append(data)
     return found
-
-
-def _alone(call: Any) -> Any:
-    """Call it in a thread of its own: a notebook has an event loop in this one."""
-    found: list[Any] = []
-
-    def work() -> None:
-        try:
-            found.append((call(), None))
-        except BaseException as error:
-            found.append((None, error))
-
-    thread = threading.Thread(target=work, name="recipe-control")
-    thread.start()
-    thread.join()
-    value, error = found[0]
-    if error is not None:
-        raise error
-    return value
 
 
 def _refused(why: str, fix: str) -> Invalid:
