@@ -164,7 +164,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd:
     phases = list(tally)
     if not isinstance(total, int) or total > ready + sum(counts.values()):
         phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
-    begun = "ACTIVE" if row.state == "QUEUED" and row.fence else row.state  # a worker has it, and may have died before it stored a move
+    begun = "ACTIVE" if row.state == "QUEUED" and row.claim else row.state  # a worker has it, and may have died before it stored a move
     leases = _leases(row.id) if begun == "ACTIVE" else ()
     return {
         "id": row.id,
