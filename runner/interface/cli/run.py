@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Invalid, Problem
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...execution.refusals import concerned
 from ...execution.session import look
 from ...execution.session import run as run_session
@@ -100,10 +102,34 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
-        from .in_cluster import submitted
-
-        return submitted(ws, args)
+        return _in_cluster(ws, args)
     return carried_out(ws, request, choice, settings, args)
+
+
+def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
+    """Have a job of the cluster carry out this command line, for login nodes that end long processes and laptops that are closed.
+
+    Prints how to follow it.  Raises CannotRun, Infrastructure.
+    """
+    import asyncio
+
+    from drivers.base import DriverError, Working
+
+    from ...hosts.leases import driver_of
+
+    driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
+    if not isinstance(driver, Working):
+        raise CannotRun(f"the driver {args.driver} has no jobs for a worker", fix="--in-cluster goes with --driver slurm")
+    folder = ws.home / "in-cluster"
+    folder.mkdir(exist_ok=True)
+    log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    words = [word for word in args.line if word != "--in-cluster"]
+    try:
+        job = asyncio.run(driver.work((sys.executable, "-m", "runner.interface.cli.main", *words), os.getcwd(), str(log)))
+    except DriverError as error:
+        raise Infrastructure(str(error), fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there") from error
+    print(f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel")
+    return 0
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
@@ -136,8 +162,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """What would be rented, and what next; nothing where the driver rents nothing."""
-    from ...errors import Infrastructure
-
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
@@ -264,8 +288,8 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             continue
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
-        time = f"  ~{_seconds(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
+        takes = f"  ~{_seconds(expected[node.id])}" if known else ""
+        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
