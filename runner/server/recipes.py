@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..language import library
@@ -20,7 +20,7 @@ from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from .answers import plain, plain_value
-from .room import READ, InRoom, Room
+from .room import READ, Given, InRoom, Room
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
@@ -66,10 +66,8 @@ class RecipeView(RecipeSummary):
     outputs: list[str]
 
 
-class Asked(BaseModel):
+class Asked(Given):
     """What is to be run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     recipe: str = Field(min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version.")
     inputs: dict[str, Any] = Field(default={}, description="As GET /v1/recipes/NAME describes them.")

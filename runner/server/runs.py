@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
 from ..execution.queue import Ticket, give_back, submit
@@ -24,7 +24,7 @@ from ..survey.survey import Request
 from . import recipes
 from .answers import Refused, plain, plain_value
 from .recipes import Asked
-from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, run_of
+from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, Given, InRoom, Moment, Room, Whole, run_of
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -35,10 +35,8 @@ NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
-class Hook(BaseModel):
+class Hook(Given):
     """An address that gets reports of the run, by Standard Webhooks."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     url: str = Field(max_length=2000, description="https://HOST/PATH of a public host.")
     secret: str = Field(default="", max_length=200, pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$", description="What messages are signed with.")
@@ -47,10 +45,8 @@ class Hook(BaseModel):
     )
 
 
-class Limits(BaseModel):
+class Limits(Given):
     """What a run may take, where its recipe does not allow less."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     time: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="Seconds of work, after which its steps are stopped.")
     cost: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents.")
@@ -174,16 +170,12 @@ class Done(BaseModel):
     event: EventView
 
 
-class Retry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Retry(Given):
     begin: str | None = Field(default=None, alias="from", max_length=400, description="This step and everything after it, whatever is remembered.")
 
 
-class Nothing(BaseModel):
+class Nothing(Given):
     """An empty body: {}."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------

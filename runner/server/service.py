@@ -20,7 +20,7 @@ from ..storage.ledger import Ledger, of_user
 from ..storage.runs import Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
-from .room import ADMIN, READ, InRoom, Moment, run_of
+from .room import ADMIN, READ, Given, InRoom, Moment, run_of
 from .streams import pulse_of
 from .tokens import Scope, Token
 
@@ -55,9 +55,7 @@ class OfferList(BaseModel):
     drivers: list[Shelf]
 
 
-class NewToken(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class NewToken(Given):
     scope: Scope
     name: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$")
     run: str = Field(default="", max_length=40, description="It opens this run alone.")
