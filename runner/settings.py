@@ -167,7 +167,7 @@ NOTHING: Final = Config()
 def load(root: Path, environ: Mapping[str, str]) -> Config:
     """The settings for the workspace at `root`.  Raises Invalid with every problem of both files."""
     problems: list[Problem] = []
-    found = [_read(path, problems) for path in paths(root, environ)]
+    found = [_read(Path(path), problems) for path in settings_files(root, environ)]
     if problems:
         raise Invalid(problems)
     if not any(found):
@@ -186,12 +186,6 @@ def _masked(key: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_masked("", item) for item in value]
     return "***" if _SECRET.search(key) and key not in _PUBLIC else list(value) if isinstance(value, tuple) else value
-
-
-def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """The files that are looked at: the workspace's, which wins, and the user's."""
-    ours, theirs = settings_files(root, environ)
-    return Path(ours), Path(theirs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,10 @@ def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbos
     return Live(stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR"))
 
 
-class _Page:
-    """What every listener here draws of a run."""
+class _Hears:
+    """What listeners here have in common."""
+
+    def tick(self) -> None: ...
 
     def page(self, ws: Workspace, run: str) -> str:
         from .page import of_run
@@ -62,7 +64,7 @@ class _Page:
         return of_run(ws, run)
 
 
-class Plain(_Page):
+class Plain(_Hears):
     """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
 
     def __init__(self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic) -> None:
@@ -79,9 +81,6 @@ class Plain(_Page):
         if lines and not self._quiet:
             self._write(lines)
 
-    def tick(self) -> None:
-        pass
-
     def say(self, text: str) -> None:
         self._write([(named(text), "")])
 
@@ -95,7 +94,7 @@ class Plain(_Page):
         self._err.write("".join(f"{text}\n" for text, _ in lines))
 
 
-class JsonLines(_Page):
+class JsonLines(_Hears):
     """Every move as one JSON object a line."""
 
     def __init__(self, out: TextIO) -> None:
@@ -108,9 +107,6 @@ class JsonLines(_Page):
 
     def events(self, batch: Sequence[Event]) -> None:
         self._put(*({name: value for name, value in event._asdict().items() if name != "run"} for event in batch))
-
-    def tick(self) -> None:
-        pass
 
     def say(self, text: str) -> None:
         self._put({"subject": "note", "text": text})
@@ -141,7 +137,7 @@ class JsonLines(_Page):
             return self._encode(_finite(object))
 
 
-class Live(_Page):
+class Live(_Hears):
     """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
 
     Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.

@@ -16,7 +16,7 @@ from ...execution.results import collect
 from ...execution.session import look
 from ...execution.terms import request_of_run
 from ...language.units import about
-from ...paths import is_path
+from ...paths import is_path, settings_files
 from ...storage.remote_cache import RemoteCache, Tally, push
 from ...storage.runs import FINAL
 from ...storage.workspace import Workspace
@@ -186,13 +186,11 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
 
 
 def _config(args: argparse.Namespace) -> int:
-    import os
-
-    from ...settings import listed, paths
+    from ...settings import listed
 
     with opened(args.workspace) as ws:
         config = ws.config
-        files = [str(path) for path in paths(ws.root, os.environ)]
+        files = settings_files(ws.root, os.environ)
     rows = listed(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]
