@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -35,9 +36,9 @@ class AsyncPlace(Protocol):
     async def close(self) -> None: ...
 
 
-def clock(timeout: float | None = None) -> Clock:
+def clock(timeout: float | None) -> Clock:
     """A clock that runs out after `timeout` seconds."""
-    return Clock(time.monotonic, None if timeout is None else time.monotonic() + timeout)
+    return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
 def given(place: Place, talk: Talk) -> Iterator[Any]:
@@ -120,7 +121,7 @@ class Run:
 
     def status(self) -> Status:
         """How the run stands now."""
-        found: Status = self._one(core.status(self.id, clock()))
+        found: Status = self._one(core.status(self.id))
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -130,15 +131,15 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given(self.place, core.events(self.id, after, follow, clock()))
+        return given(self.place, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given(self.place, core.lines(self.id, step, attempt, follow, clock()))
+        return given(self.place, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock())))
+        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of})))
 
     def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -147,25 +148,25 @@ class Run:
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            for item in given(self.place, core.download(self.id, names, clock())):
+            for item in given(self.place, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     def cancel(self) -> None:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
-        self._one(core.control(self.id, "cancel", {}, clock()))
+        self._one(core.control(self.id, "cancel", {}))
 
     def pause(self) -> None:
         """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
-        self._one(core.control(self.id, "pause", {}, clock()))
+        self._one(core.control(self.id, "pause", {}))
 
     def resume(self) -> None:
         """Let a paused run continue."""
-        self._one(core.control(self.id, "resume", {}, clock()))
+        self._one(core.control(self.id, "resume", {}))
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -198,7 +199,7 @@ class AsyncRun:
 
     async def status(self) -> Status:
         """How the run stands now."""
-        found: Status = await self._one(core.status(self.id, clock()))
+        found: Status = await self._one(core.status(self.id))
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
@@ -208,15 +209,15 @@ class AsyncRun:
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given_async(self.place, core.events(self.id, after, follow, clock()))
+        return given_async(self.place, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given_async(self.place, core.lines(self.id, step, attempt, follow, clock()))
+        return given_async(self.place, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock()))]
+        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}))]
 
     async def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -225,25 +226,25 @@ class AsyncRun:
     async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            async for item in given_async(self.place, core.download(self.id, names, clock())):
+            async for item in given_async(self.place, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     async def cancel(self) -> None:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "cancel", {}, clock()))
+        await self._one(core.control(self.id, "cancel", {}))
 
     async def pause(self) -> None:
         """Stop the run so that it can be resumed.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "pause", {}, clock()))
+        await self._one(core.control(self.id, "pause", {}))
 
     async def resume(self) -> None:
         """Let a paused run continue."""
-        await self._one(core.control(self.id, "resume", {}, clock()))
+        await self._one(core.control(self.id, "resume", {}))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -261,4 +262,4 @@ class AsyncRun:
 
 def runs_of(place: Place, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
     """Runs that a place has, the newest first."""
-    return list(given(place, core.runs(query, limit, clock())))
+    return list(given(place, core.runs(query, limit)))
