@@ -155,20 +155,8 @@ def described(sheet: Sheet) -> Mapping[str, object]:
 
 
 def _input_facts(spec: Input) -> Mapping[str, object]:
-    return {
-        "type": spec.type,
-        "items": spec.items,
-        "doc": spec.doc,
-        "required": spec.required and not spec.has_default,
-        "default": spec.default,
-        "limits": dict(spec.limits),
-        "env": spec.env,
-        "key": spec.key,
-        "continues": spec.continues,
-        "stream": spec.stream,
-        "member": spec.member,
-        "only": list(spec.only),
-    }
+    found = {name: getattr(spec, name) for name in ("type", "items", "doc", "default", "env", "key", "continues", "stream", "member")}
+    return found | {"required": spec.required and not spec.has_default, "limits": dict(spec.limits), "only": list(spec.only)}
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------------------------------------

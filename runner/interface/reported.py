@@ -16,14 +16,15 @@ from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
+from .handle import core
 from .logs import Part, missing, parts, tail_of, unmaskable
 
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
-def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[tuple[Part, Sequence[Point]]]:
-    """The points of each attempt, in order: of one step or, empty, of all; of one attempt or, 0, of all."""
+def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[core.Point]:
+    """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
         if (step and step not in names(part.step)) or attempt not in (0, part.number):
@@ -31,9 +32,10 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
         known = ended.get((part.step, part.number))
         if of == "machine":
             seen = samples.beside(part.raw)
-            yield part, samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
+            found = samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
         else:
-            yield part, (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+            found = (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+        yield from (core.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1))
 
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:

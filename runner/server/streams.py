@@ -221,10 +221,5 @@ def measured(
     of: Annotated[Literal["step", "machine"], Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds.")] = "step",
 ) -> Response:
     with room.reading() as ws:
-        row = run_of(ws, run)
-        lines = []
-        for part, points in reported(ws, row.id, step, attempt, of):
-            for n, point in enumerate(points, 1):
-                if n > after and (n - after - 1) % every == 0:
-                    lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
-        return Response("".join(f"{line}\n" for line in lines), media_type=_LINES)
+        found = [line for line in reported(ws, run_of(ws, run).id, step, attempt, of) if line.n > after and (line.n - after - 1) % every == 0]
+        return Response("".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES)

@@ -170,7 +170,7 @@ class Point(NamedTuple):
     step: str
     attempt: int
     n: int
-    values: Mapping[str, float]
+    values: Mapping[str, float | str]
 
 
 class Line(NamedTuple):

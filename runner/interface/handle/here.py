@@ -80,10 +80,7 @@ class Here:
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
         found = reported(self.ws, self.ws.store.runs.get(run).id, str(query.get("step", "")), int(query.get("attempt", 0)), of)
-        lines = [
-            {"step": part.step, "attempt": part.number, "n": n, "values": dict(point)} for part, points in found for n, point in enumerate(points, 1)
-        ]
-        return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        return "".join(f"{json.dumps(each._asdict())}\n" for each in found).encode()
 
     def _part(self, run: str, query: Mapping[str, str | int]) -> Part | None:
         with self._lock:
