@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -450,7 +450,7 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[
         was_over = each.ended or any(_ends(event) for event in heard)
         query: dict[str, str | int] = {"step": each.step, "attempt": each.number, "offset": each.offset, **({"follow": "true"} if follow else {})}
         before = each.offset
-        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each)
+        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each.take, 404)  # an attempt without a log printed nothing
         tried = tried + 1 if trouble is not None and each.offset == before else 0
         if trouble is None and (was_over or not follow):
             break
@@ -470,13 +470,13 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[
     return after, heard
 
 
-def _streamed(ask: Ask, each: _Attempt) -> _Part[Reply | Lost | None]:
-    """Give the lines of one answer; what went wrong where it did not come to its end.  An attempt without a log printed nothing."""
+def _streamed(ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int) -> _Part[Reply | Lost | None]:
+    """Give what `take` makes of the pieces of one answer; what went wrong where it did not come to its end.  The status `nothing`: it has none."""
     heard = yield ask
     assert isinstance(heard, (Reply, Lost))
     if isinstance(heard, Lost) or heard.status in AGAIN:
         return heard
-    if heard.status == 404:
+    if heard.status == nothing:
         return None
     if heard.status >= 400:
         raise error_of(heard)
@@ -487,8 +487,8 @@ def _streamed(ask: Ask, each: _Attempt) -> _Part[Reply | Lost | None]:
         assert isinstance(piece, bytes)
         if not piece:
             return None
-        for line in each.take(piece):
-            yield Give(line)
+        for item in take(piece):
+            yield Give(item)
 
 
 def download(run: str, chosen: Sequence[str]) -> Talk:
@@ -526,27 +526,20 @@ def _folder(run: str, name: str) -> _Part[None]:
 def _bytes(run: str, name: str, path: str) -> _Part[None]:
     """The bytes of one file; where the connection breaks it goes on behind what came."""
     offset, tried = 0, 0
+
+    def take(piece: bytes) -> tuple[bytes]:
+        nonlocal offset
+        offset += len(piece)
+        return (piece,)
+
     while True:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         query = {"path": path} if path else {}
-        heard = yield Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True)
-        assert isinstance(heard, (Reply, Lost))
-        if isinstance(heard, Reply) and heard.status == 416:
-            return
-        if isinstance(heard, Reply) and heard.status >= 400 and heard.status not in AGAIN:
-            raise error_of(heard)
         before = offset
-        while isinstance(heard, (Reply, bytes)) and not (isinstance(heard, Reply) and heard.status in AGAIN):
-            piece = yield More()
-            assert isinstance(piece, (bytes, Lost))
-            heard = piece
-            if isinstance(piece, bytes):
-                if not piece:
-                    return
-                offset += len(piece)
-                yield Give(piece)
+        trouble = yield from _streamed(Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True), take, 416)
+        if trouble is None:
+            return
         tried = tried + 1 if offset == before else 1
-        assert isinstance(heard, (Reply, Lost))
         if tried >= FEW:
-            raise Infrastructure(f"{name} does not come: {heard if isinstance(heard, Lost) else error_of(heard)}", fix="try again")
-        yield from _nap(tried, heard)
+            raise Infrastructure(f"{name} does not come: {trouble if isinstance(trouble, Lost) else error_of(trouble)}", fix="try again")
+        yield from _nap(tried, trouble)
