@@ -17,7 +17,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
-from ..tail import named, shown
+from ..tail import named, shown, span
 from .chosen import begun
 from .flags import add_request, add_where, agreed, color, filters, positive, request_of
 
@@ -261,7 +261,7 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
         from ..desktop import notify
 
         counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
-        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {_seconds(summary.seconds)}"):
+        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
             print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
     if summary.interrupted:
         return 130
@@ -288,7 +288,7 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             continue
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
-        takes = f"  ~{_seconds(expected[node.id])}" if known else ""
+        takes = f"  ~{span(expected[node.id])}" if known else ""
         lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
@@ -415,13 +415,6 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         from ..diagnostics import render
 
         print(render(warnings, "text", color(sys.stderr)), file=sys.stderr)
-
-
-def _seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
 def _pool(word: str) -> tuple[str, float]:

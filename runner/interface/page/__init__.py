@@ -132,7 +132,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     main = next((table for table in tables if table.best is not None), None)
     curves, smooth = _curves(story, tables)
     keys = list(dict.fromkeys(name for found in curves.values() for values in found["values"] for name in values))
-    data = {"x": "step", "metrics": curves} if curves else {}
+    data = {"x": "step", "metrics": {visible(name): found for name, found in curves.items()}} if curves else {}
     time_view, path = _time(story), drawing.critical(story.needs, _ended(story))
     images, left = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
@@ -161,9 +161,6 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
              ("Images", "images", "images"), ("Table", "table", "table"), ("Data", "files", "texts"), ("Why", "why", "graph"),
              ("Logs", "logs", "logs"), ("Inputs", "inputs", "graph")]  # fmt: skip
     view["parts"] = [(name, id) for name, id, due in parts if view[due]]
-    if curves:
-        renamed = {visible(name): found for name, found in curves.items()}
-        data = {"x": "step", "metrics": renamed}
     return view, data
 
 
