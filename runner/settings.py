@@ -245,12 +245,11 @@ def _merged(files: list[_File]) -> Config:
     lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
     webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks = {name: _stack(name, table, said["stacks", name, "driver"][1].rpartition(":")[0]) for name, table in tables["stacks"].items()}
+    stacks: dict[str, Stack] = {}
+    for name, table in tables["stacks"].items():
+        head = Head(**table["head"]) if "head" in table else None
+        stacks[name] = Stack(name, **{**table, "head": head}, file=said["stacks", name, "driver"][1].rpartition(":")[0])
     return Config(said.get(("store",), ("",))[0], stores, tables["drivers"], prices, lists, said, limits, webhooks, notify, stacks)
-
-
-def _stack(name: str, table: Mapping[str, Any], file: str) -> Stack:
-    return Stack(name, **{**table, "head": Head(**table["head"]) if "head" in table else None}, file=file)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from ...paths import Location, is_path
 from ...planning.ids import names
 from ...storage.runs import Wanted
 from ...storage.store import home
-from ...storage.workspace import Workspace
+from ...storage.workspace import Workspace, local_folder
 from ...survey.survey import Request, read
-from .flags import add_values, out_folder, published_below, split_words, values_of
+from .flags import add_values, published_below, split_words, values_of
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -35,7 +35,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     add_values(parser)
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
+    parser.add_argument("--out", type=local_folder, metavar="DIR", help="where the recipe's outputs were published")
     parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
 

@@ -18,20 +18,6 @@ RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
 """What is the name of a run, and of no recipe."""
 
 
-def out_folder(text: str) -> Path:
-    """The value of --out.  Raises Invalid for an address such as s3://…"""
-    from ...storage.workspace import local_folder
-
-    return local_folder(text)
-
-
-def results_place(text: str) -> Path | str:
-    """The value of --out where it may be an address, which is text.  Raises Invalid."""
-    from ...storage import workspace
-
-    return workspace.results_place(text)
-
-
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -41,6 +27,8 @@ def positive(text: str) -> int:
 
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
     """The words that say what to run; `also_updates`: what `--update` does beside."""
+    from ...storage.workspace import results_place
+
     parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")

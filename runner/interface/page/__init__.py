@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, TypedDict
 
 from ...paths import VERSION
 from ...planning.halving import STOPPED
@@ -181,27 +181,17 @@ def _ended(story: Story) -> dict[str, float]:
     return ends
 
 
-class _Failure(NamedTuple):
-    id: str
-    step: str
-    detail: str
-    more: int
-    lines: str
-    anchor: str
-
-
-def _failures(story: Story, anchors: Mapping[str, str]) -> list[_Failure]:
+def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, object]]:
     """One card a step, with the first of its instances that failed."""
     many: dict[str, list[Instance]] = {}
     for each in story.instances:
         if each.state == "FAILED":
             many.setdefault(each.step, []).append(each)
     return [
-        _Failure(
-            _name(first.id), visible(step), visible(first.detail), len(rest), log_lines(story.logs.get(first.id, b""), 6), anchors.get(first.id, "")
-        )
+        {"id": _name(first.id), "step": visible(step), "detail": visible(first.detail), "more": len(rest),
+         "lines": log_lines(story.logs.get(first.id, b""), 6), "anchor": anchors.get(first.id, "")}
         for step, (first, *rest) in list(many.items())[:_FAILURES]
-    ]
+    ]  # fmt: skip
 
 
 def _graph(story: Story, path: Sequence[str]) -> Mapping[str, object]:
