@@ -11,7 +11,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
@@ -111,11 +112,11 @@ class Part:
     ended: bool = False
     node: int = 0
 
-    def known(self, root: Path, environ: Mapping[str, str]) -> list[Secret]:
+    def known(self, ws: Workspace) -> list[Secret]:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
-        values = EnvFiles(root).values(self.env_files)
+        values = EnvFiles(ws.root).values(self.env_files)
         found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
-        return [*found, *passwords(values), *(Secret(name, environ[name]) for name in self.secrets)]
+        return [*found, *passwords(values), *(Secret(name, ws.environ[name]) for name in self.secrets)]
 
 
 def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
@@ -143,9 +144,9 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) ->
         going.pop(event.id).ended = True
 
 
-def kept(home: Path, run: str, part: Part) -> Path:
+def kept(ws: Workspace, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return home / "runs" / run / f"{part.step.replace('/', '%2F')}.{part.number}{f'.{part.node}' if part.node else ''}.log"
+    return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class Tail:
@@ -154,20 +155,6 @@ class Tail:
     def __init__(self, handle: int, masked: Stream) -> None:
         self._handle, self._masked = handle, masked
         self._offset = 0
-
-    @classmethod
-    def of(cls, home: Path, root: Path, run: str, part: Part, environ: Mapping[str, str]) -> Tail | None:
-        """None when there is nothing yet, or nothing any more."""
-        try:
-            return cls(os.open(kept(home, run, part), os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
-        except FileNotFoundError:
-            if part.ended:
-                return None
-        try:
-            masker = Masker(part.known(root, environ))
-            return cls(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
-        except FileNotFoundError:
-            return None
 
     def read(self) -> bytes:
         """What is new, at most a part of it."""
@@ -192,22 +179,29 @@ class Tail:
 
 def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     """None when there is nothing yet, or nothing any more."""
+    path = kept(ws, run, part)
     if is_elsewhere(ws, run):
-        return Rows(ws, run, kept(ws.home, run, part).name.removesuffix(".log"), "log")
-    return Tail.of(ws.home, ws.root, run, part, ws.environ)
+        return Rows(ws, run, path.name.removesuffix(".log"), "log")
+    with suppress(FileNotFoundError):
+        return Tail(os.open(path, os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
+    with suppress(FileNotFoundError):
+        if not part.ended:
+            masker = Masker(part.known(ws))
+            return Tail(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
+    return None
 
 
 def missing(ws: Workspace, run: str, part: Part) -> list[str]:
     """What is not set here, and keeps a log from being shown while it is written.  One that is kept, or comes from elsewhere, is masked already."""
-    if part.ended or is_elsewhere(ws, run) or kept(ws.home, run, part).exists():
+    if part.ended or is_elsewhere(ws, run) or kept(ws, run, part).exists():
         return []
-    return unmaskable(part, ws.root, ws.environ)
+    return unmaskable(ws, part)
 
 
-def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
+def unmaskable(ws: Workspace, part: Part) -> list[str]:
     """The secrets of a log that is being written which cannot be masked here, and the files of them that cannot be read."""
-    files = [path for path in part.env_files if any(EnvFiles(root).faults([path]))]
-    return [*(name for name in part.secrets if not environ.get(name)), *files]
+    files = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
+    return [*(name for name in part.secrets if not ws.environ.get(name)), *files]
 
 
 def _raw(path: str) -> str:

@@ -60,10 +60,10 @@ def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
     if rows.is_elsewhere(ws, run):
         return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
-    if unmaskable(part, ws.root, ws.environ):
+    if unmaskable(ws, part):
         return ()
     try:
-        data = Masker(part.known(ws.root, ws.environ)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
+        data = Masker(part.known(ws)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
     except (OSError, CannotRun):
         return ()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun
-from ..interface.logs import Part, Tail, kept, missing
+from ..interface.logs import Part, Tail, kept, missing, tail_of
 from ..interface.reported import reported
 from ..planning.ids import names
 from ..storage.workspace import Workspace
@@ -106,7 +106,8 @@ async def _event_stream(
 def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
     """The log of an attempt from its beginning, masked.  None: there is none yet, or no more, or it cannot be masked before its step is over."""
     with suppress(CannotRun):
-        return None if missing(ws, run, part) else Tail.of(ws.home, ws.root, run, part, ws.environ)
+        tail = None if missing(ws, run, part) else tail_of(ws, run, part)
+        return tail if isinstance(tail, Tail) else None  # rows of a database are not read by several threads
     return None
 
 
@@ -144,7 +145,7 @@ async def logs(
     def whole(found: Part) -> Response | None:
         with room.reading() as ws:
             try:
-                file = kept(ws.home, run, found).open("rb")
+                file = kept(ws, run, found).open("rb")
             except FileNotFoundError:
                 return Response(b"", media_type=_TEXT) if found.ended else None  # it printed nothing, and nothing is kept
             return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
