@@ -346,18 +346,14 @@ class _Forecast:
     def __init__(self, to_run: Iterable[str], expected: Mapping[str, float]) -> None:
         self.expected = expected
         self._open = set(to_run)
-        self._seconds = sum(expected.get(id, 0.0) for id in self._open)
-        self._unknown = sum(id not in expected for id in self._open)
         self._busy = 0.0
         self._watched = 0.0
 
     def hear(self, id: str, is_final: bool) -> None:
-        if is_final and id in self._open:
+        if is_final:
             self._open.discard(id)
-            self._count(id, -1)
-        elif not is_final and id not in self._open:  # it runs again, or a matrix has become its instances
+        else:  # it may run again, or be an instance that a matrix has become
             self._open.add(id)
-            self._count(id, 1)
 
     def watch(self, running: int, seconds: float) -> None:
         """How many steps ran at once is how many will: the shape of the plan and the number of jobs are both in it."""
@@ -365,7 +361,8 @@ class _Forecast:
         self._watched += seconds
 
     def left(self, rows: Iterable[_Row], now: float) -> float | None:
-        unknown, total, longest = self._unknown, self._seconds, 0.0
+        known = [self.expected[id] for id in self._open if id in self.expected]
+        unknown, total, longest = len(self._open) - len(known), sum(known), 0.0
         for row in rows:
             left = row.left(now)
             if left is None:
@@ -376,13 +373,6 @@ class _Forecast:
         if unknown > 0:
             return None
         return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
-
-    def _count(self, id: str, sign: int) -> None:
-        seconds = self.expected.get(id)
-        if seconds is None:
-            self._unknown += sign
-        else:
-            self._seconds += sign * seconds
 
 
 class _Story:

@@ -167,7 +167,7 @@ def text(sheet: Sheet, width: int) -> list[str]:
     recipe = sheet.recipe
     lines = _wrapped(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
-        lines += ["", *_paragraphs(recipe.doc, width)]
+        lines += ["", *(line for each in recipe.doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""]))]
     for title, rows in _sections(sheet):
         lines += ["", title]
         name_width = min(16, max((len(name) for name, *_ in rows), default=0))
@@ -184,10 +184,6 @@ def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int)
         lines.insert(0, "")
     lines[0] = f"  {name:{name_width}}  {lines[0].lstrip()}".rstrip()
     return lines + [line for text in more for line in _wrapped(text, width, indent, indent)]
-
-
-def _paragraphs(doc: str, width: int) -> list[str]:
-    return [line for each in doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""])]
 
 
 def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:

@@ -112,16 +112,12 @@ def _count(problems: Sequence[Problem]) -> str:
 
 
 def _plain(problem: Problem) -> dict[str, str | int | None]:
-    where = problem.where
     return {
         "code": problem.code,
         "severity": problem.severity,
         "message": problem.message,
         "fix": problem.fix,
-        "path": where.path if where else None,
-        "line": where.line if where else None,
-        "column": where.column if where else None,
-        "length": where.length if where else None,
+        **{name: getattr(problem.where, name, None) for name in ("path", "line", "column", "length")},
     }
 
 

@@ -82,7 +82,8 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     out, current, folders = published_below(args), args.python == "current", args.location.folders(given)
     if names:
         return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
-    last = _last(ws) or Request(library.meant(args.location, None))
+    known = (request_of_run(row) for row in ws.store.runs.latest(last=1))
+    last = next(known, None) or Request(library.meant(args.location, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
     return [
         Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins, nodes=last.nodes)
@@ -95,10 +96,6 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
     if len(found) > 1:
         raise NotFound(f"more than one recipe: {', '.join(request.recipe for request in found)}", fix="name one; inputs are written INPUT=VALUE")
     return found[0]
-
-
-def _last(ws: Workspace) -> Request | None:
-    return next((asked for row in ws.store.runs.latest(last=1) if (asked := request_of_run(row)) is not None), None)
 
 
 def find_run(store: Store, word: str) -> RunRow:

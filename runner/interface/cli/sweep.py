@@ -136,7 +136,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
     from .. import search, sweeps
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
-    search.check()
+    search.library()  # before anything is run
     where = sweeps.space(asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric)
     fixed = {name: str(each) for name, each in where.fixed.items()}
     study = of_value("search", [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed])
