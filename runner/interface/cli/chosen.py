@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,3 +202,14 @@ def title(found: Survey) -> str:
     words += [f"preset {found.request.preset}"] if found.request.preset else []
     words += [f"{name}={value}" for name, value in found.request.inputs.items()]
     return found.plan.recipe + (f" ({', '.join(words)})" if words else "")
+
+
+def answers(found: Survey) -> dict[str, int]:
+    """How many steps have which answer."""
+    return dict(Counter(verdict.answer for verdict in found.verdicts))
+
+
+def in_all(counts: Mapping[str, int]) -> str:
+    """`3 to run, 9 fresh`."""
+    words = {"run": "to run", "maybe": "perhaps", "restore": "to restore", "fresh": "fresh", "skip": "skipped"}
+    return ", ".join(f"{counts[answer]} {word}" for answer, word in words.items() if answer in counts)

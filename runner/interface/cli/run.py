@@ -18,7 +18,7 @@ from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
 from ..tail import named, shown, span
-from .chosen import begun
+from .chosen import answers, begun, in_all
 from .flags import add_request, add_where, agreed, color, filters, positive, request_of
 
 if TYPE_CHECKING:
@@ -276,14 +276,12 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     """The plan for people: one line a step, then every reason."""
     from ...survey.explain import replaced, resumes, shown_command
 
-    counts: dict[str, int] = {}
     lines = []
     why = reasons(ws, found)
     estimated = _estimated(ws, found)
     width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
-        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
         if verdict.answer == "fresh" and quiet:
             continue
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
@@ -306,15 +304,10 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     for pending in found.plan.pending:
         lines.append(f"maybe    {pending.step}[…]")
         lines.append(f"{'':9}one for each {pending.pattern} that {pending.producer} makes")
-    total = ", ".join(
-        f"{counts[answer]} {word}"
-        for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
-        if answer in counts
-    )
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")
-    lines.append(f"{found.plan.recipe}: {total}")
+    lines.append(f"{found.plan.recipe}: {in_all(answers(found))}")
     return "\n".join(lines)
 
 

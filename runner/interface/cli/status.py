@@ -13,7 +13,7 @@ from ...survey.upkeep import examined, stale
 from ..differences import lines
 from ..tail import named, shown, span
 from . import costs
-from .chosen import add_words, moment, opened, requests, title
+from .chosen import add_words, answers, in_all, moment, opened, requests, title
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ...survey.survey import Survey
 
 FEW = 20
-
-COUNTS = (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -90,9 +88,6 @@ class Begun(TypedDict):
 
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
     """How things stand with one recipe."""
-    counts: dict[str, int] = {}
-    for verdict in found.verdicts:
-        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
     steps: list[StepStatus] = []
     going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
     nodes = found.plan.nodes
@@ -119,7 +114,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         "recipe": found.plan.recipe,
         "title": title(found),
         "fresh": not steps,
-        "counts": counts,
+        "counts": answers(found),
         "steps": steps,
         "edited": sorted(edited),
         "stale": [item.row.path for item in old if item.now != "gone"],
@@ -127,8 +122,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
 
 
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
-    counts = report["counts"]
-    total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
+    total = in_all(report["counts"])
     state = f"everything is fresh ({total})" if report["fresh"] else total
     text = [f"{shown(report['title'])}: {state}"]
     steps = report["steps"] if all else report["steps"][:FEW]
