@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +189,16 @@ def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
             masker = Masker(part.known(ws))
             return Tail(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
     return None
+
+
+def available(tail: Tail | Rows, ended: bool) -> Iterator[bytes]:
+    """What is there by now; of a log that is over all to its end."""
+    while data := tail.read():
+        yield data
+    if ended:
+        rest: list[bytes] = []
+        tail.rest(rest.append)
+        yield from rest
 
 
 def missing(ws: Workspace, run: str, part: Part) -> list[str]:

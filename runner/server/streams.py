@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun
-from ..interface.logs import Part, Tail, kept, missing, tail_of
+from ..interface.logs import Part, Tail, available, kept, missing, tail_of
 from ..interface.reported import reported
 from ..planning.ids import names
 from ..storage.workspace import Workspace
@@ -166,12 +166,10 @@ async def logs(
 def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
     """What a log that is being written has by now, from an offset."""
     passed = 0
-    try:
-        while data := tail.read():
+    with closing(tail):
+        for data in available(tail, False):
             yield data[max(0, offset - passed) :]
             passed += len(data)
-    finally:
-        tail.close()
 
 
 async def _followed(
@@ -188,16 +186,10 @@ async def _followed(
                 over = beat.over or (part is not None and part.ended)
                 if tail is None and part is not None:
                     tail = await run_in_threadpool(begun, part)
-                while tail is not None and (data := tail.read()):
+                for data in available(tail, over) if tail is not None else ():
                     yield data[max(0, offset - passed) :]
                     passed += len(data)
                 if over:
-                    rest: list[bytes] = []
-                    if tail is not None:
-                        tail.rest(rest.append)
-                    for data in rest:
-                        yield data[max(0, offset - passed) :]
-                        passed += len(data)
                     return
                 await asyncio.wait({gone}, timeout=LOOK)
         finally:

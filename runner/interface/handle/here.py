@@ -21,7 +21,7 @@ from ...storage.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
 from ...survey.rows import Rows
 from .. import views
-from ..logs import POLL, Part, Tail, missing, parts, tail_of
+from ..logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ..reported import reported
 from .core import Ask, AsyncPieces, Pieces, Reply
 
@@ -97,7 +97,7 @@ class Here:
                 over = part.ended or not follow or self._left(run)
                 with self._lock:
                     tail = tail if tail is not None else self._opened(run, part, follow)
-                    pieces = _all_of(tail, part.ended) if tail is not None else []
+                    pieces = list(available(tail, part.ended)) if tail is not None else []
                 for data in pieces:
                     if data[skip:]:
                         yield data[skip:]
@@ -197,17 +197,6 @@ class Here:
 
 def _whole(value: object) -> Pieces:
     yield value if isinstance(value, bytes) else json.dumps(value, default=str).encode()
-
-
-def _all_of(tail: Tail | Rows, ended: bool) -> list[bytes]:
-    """What is there by now; of a log that is over all to its end."""
-    found: list[bytes] = []
-    if ended:
-        tail.rest(found.append)
-        return found
-    while data := tail.read():
-        found.append(data)
-    return found
 
 
 def _refused(why: str, fix: str) -> Invalid:
