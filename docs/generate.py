@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from docs import errors_page, faults_page, published, rulebook, settings_page
-from runner.interface import datasheet
-from runner.interface.cli import manual, show
+from docs import cli_page, errors_page, faults_page, library_page, published, rulebook, settings_page
 from runner.language import reference, schema
 from runner.paths import shipped
 
 if __name__ == "__main__":
     language, commands = shipped() / "docs" / "language.md", shipped() / "docs" / "cli.md"
     language.write_text(reference.refreshed(language.read_text("utf-8"), schema.load()), "utf-8")
-    commands.write_text(manual.refreshed(commands.read_text("utf-8")), "utf-8")
+    commands.write_text(cli_page.refreshed(commands.read_text("utf-8")), "utf-8")
     memory = shipped() / "docs" / "memory.md"
     memory.write_text(published.refreshed(memory.read_text("utf-8")), "utf-8")
     rules = shipped() / "docs" / "preflight.md"
     rules.write_text(rulebook.refreshed(rules.read_text("utf-8")), "utf-8")
     page = shipped() / "docs" / "library.md"
-    page.write_text(datasheet.refreshed(page.read_text("utf-8"), show.library_sheets()), "utf-8")
+    page.write_text(library_page.refreshed(page.read_text("utf-8"), library_page.sheets()), "utf-8")
     settings = shipped() / "docs" / "settings.md"
     settings.write_text(settings_page.refreshed(settings.read_text("utf-8")), "utf-8")
     errors = shipped() / "docs" / "errors.md"

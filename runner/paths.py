@@ -82,20 +82,21 @@ def settings_files(root: Path, environ: Mapping[str, str]) -> tuple[str, str]:
 
 def config_folder(environ: Mapping[str, str]) -> str:
     """Where a user's own files for all workspaces lie."""
-    base = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.config"
-    return f"{base}/recipe"
+    return _of_user(environ, "XDG_CONFIG_HOME", ".config")
 
 
 def data_folder(environ: Mapping[str, str]) -> str:
     """Where what `recipe` remembers for a user is, over all workspaces."""
-    base = environ.get("XDG_DATA_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.local/share"
-    return f"{base}/recipe"
+    return _of_user(environ, "XDG_DATA_HOME", ".local/share")
 
 
 def cache_folder(environ: Mapping[str, str]) -> str:
     """Where what `recipe` can fetch again is for a user."""
-    base = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or os.path.expanduser('~')}/.cache"
-    return f"{base}/recipe"
+    return _of_user(environ, "XDG_CACHE_HOME", ".cache")
+
+
+def _of_user(environ: Mapping[str, str], variable: str, usual: str) -> str:
+    return (environ.get(variable) or f"{environ.get('HOME') or os.path.expanduser('~')}/{usual}") + "/recipe"
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,14 +105,14 @@ _OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings in force.  `origins` says where each comes from: (path of keys) -> `file:line`."""
+    """Settings in force.  `said` has each as it is written, and where: (path of keys) -> its value, `file:line`."""
 
     store: str = ""
     stores: Mapping[str, StoreSettings] = field(default_factory=dict)
     drivers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prices: Mapping[str, str] = field(default_factory=dict)  # of an hour of a GPU, as written
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # `recipes.allow`, `data.roots`, `data.allow`, `server.hosts`, `hooks.spend`
-    origins: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    said: Mapping[tuple[str, ...], tuple[Any, str]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)  # of what is rented
     webhooks: tuple[Receiver, ...] = ()
     notify: tuple[Receiver, ...] = ()
@@ -167,7 +167,7 @@ NOTHING: Final = Config()
 def load(root: Path, environ: Mapping[str, str]) -> Config:
     """The settings for the workspace at `root`.  Raises Invalid with every problem of both files."""
     problems: list[Problem] = []
-    found = [_read(path, problems) for path in paths(root, environ)]
+    found = [_read(Path(path), problems) for path in settings_files(root, environ)]
     if problems:
         raise Invalid(problems)
     if not any(found):
@@ -177,25 +177,7 @@ def load(root: Path, environ: Mapping[str, str]) -> Config:
 
 def listed(config: Config) -> list[tuple[str, Any, str]]:
     """Every setting in force: its name, its value, and where it is from.  What looks like a credential is not shown."""
-    rows: list[tuple[str, Any, str]] = []
-    for keys, origin in sorted(config.origins.items()):
-        if keys == ("store",):
-            value: Any = config.store
-        elif keys[0] == "stores":
-            value = getattr(config.stores[keys[1]], keys[2])
-        elif keys[0] == "stacks":
-            value = getattr(config.stacks[keys[1]], keys[2])
-            value = asdict(value) if isinstance(value, Head) else value
-        elif keys[0] in ("prices", "limits"):
-            value = getattr(config, keys[0])[keys[1]]
-        elif keys[0] in _RECEIVERS:
-            value = getattr(getattr(config, keys[0])[int(keys[1])], keys[2])
-        elif keys in _LISTS:
-            value = list(config.lists[".".join(keys)])
-        else:
-            value = config.drivers[keys[1]][keys[2]]
-        rows.append((".".join(keys), _masked(keys[-1], value), origin))
-    return rows
+    return [(".".join(keys), _masked(keys[-1], value), origin) for keys, (value, origin) in sorted(config.said.items())]
 
 
 def _masked(key: str, value: Any) -> Any:
@@ -204,12 +186,6 @@ def _masked(key: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_masked("", item) for item in value]
     return "***" if _SECRET.search(key) and key not in _PUBLIC else list(value) if isinstance(value, tuple) else value
-
-
-def paths(root: Path, environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """The files that are looked at: the workspace's, which wins, and the user's."""
-    ours, theirs = settings_files(root, environ)
-    return Path(ours), Path(theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,46 +224,32 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
 def _merged(files: list[_File]) -> Config:
     """`files` in order of precedence."""
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
-    origins: dict[tuple[str, ...], str] = {}
-    store = ""
-    prices: dict[str, str] = {}
-    limits: dict[str, float] = {}
-    lists: dict[str, tuple[str, ...]] = {}
     receivers: dict[str, list[Receiver]] = {kind: [] for kind in _RECEIVERS}
+    said: dict[tuple[str, ...], tuple[Any, str]] = {}
     for file in reversed(files):
-        for kind, receiver_list in receivers.items():
+        for kind, known in receivers.items():
             for n, table in enumerate(file.value.get(kind, ())):
-                origins.update({(kind, str(len(receiver_list)), key): _origin(file, (kind, str(n), key)) for key in table})
-                receiver_list.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
-        for keys in _LISTS:
-            if keys[1] in (table := file.value.get(keys[0], {})):
-                lists[".".join(keys)] = tuple(table[keys[1]])
-                origins[keys] = _origin(file, keys)
-        for name, price in file.value.get("prices", {}).items():
-            prices[name] = price
-            origins["prices", name] = _origin(file, ("prices", name))
-        for name, most in file.value.get("limits", {}).items():
-            if most <= limits.get(name, most):
-                limits[name] = most
-                origins["limits", name] = _origin(file, ("limits", name))
-        if "store" in file.value:
-            store = file.value["store"]
-            origins["store",] = _origin(file, ("store",))
+                said |= {(kind, str(len(known)), key): (value, _origin(file, (kind, str(n), key))) for key, value in table.items()}
+                known.append(Receiver(**table | ({"events": tuple(table["events"])} if "events" in table else {})))
         for kind in _TABLES:
             for name, table in file.value.get(kind, {}).items():
                 tables[kind][name] = table
-                for gone in [keys for keys in origins if keys[:2] == (kind, name)]:
-                    del origins[gone]
-                for key in table:
-                    origins[kind, name, key] = _origin(file, (kind, name, key))
+                said = {keys: each for keys, each in said.items() if keys[:2] != (kind, name)}
+                said |= {(kind, name, key): (value, _origin(file, (kind, name, key))) for key, value in table.items()}
+        single = [("store",), *_LISTS, *((kind, name) for kind in ("prices", "limits") for name in file.value.get(kind, ()))]
+        for keys in single:
+            value = file.value.get(keys[0]) if len(keys) == 1 else file.value.get(keys[0], {}).get(keys[1])
+            if value is not None and (keys[0] != "limits" or value <= said.get(keys, (value,))[0]):
+                said[keys] = value, _origin(file, keys)
+    prices, limits = ({keys[1]: value for keys, (value, _) in said.items() if keys[0] == kind} for kind in ("prices", "limits"))
+    lists = {".".join(keys): tuple(said[keys][0]) for keys in _LISTS if keys in said}
     stores = {name: StoreSettings(name, **table) for name, table in tables["stores"].items()}
     webhooks, notify = (tuple(receivers[kind]) for kind in _RECEIVERS)
-    stacks = {name: _stack(name, table, origins["stacks", name, "driver"].rpartition(":")[0]) for name, table in tables["stacks"].items()}
-    return Config(store, stores, tables["drivers"], prices, lists, origins, limits, webhooks, notify, stacks)
-
-
-def _stack(name: str, table: Mapping[str, Any], file: str) -> Stack:
-    return Stack(name, **{**table, "head": Head(**table["head"]) if "head" in table else None}, file=file)
+    stacks: dict[str, Stack] = {}
+    for name, table in tables["stacks"].items():
+        head = Head(**table["head"]) if "head" in table else None
+        stacks[name] = Stack(name, **{**table, "head": head}, file=said["stacks", name, "driver"][1].rpartition(":")[0])
+    return Config(said.get(("store",), ("",))[0], stores, tables["drivers"], prices, lists, said, limits, webhooks, notify, stacks)
 
 
 # -- what is wrong with a file ------------------------------------------------------------------------------------------------------------------
@@ -365,21 +327,13 @@ def _drivers_fix(known: Mapping[str, object]) -> str:
     return f"known: {', '.join(sorted(known))}; install the package that brings it, or take the table away"
 
 
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-}
-_WORDS: Final = {
-    "object": "a table",
-    "array": "a list",
-    "string": "a text",
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
+_KINDS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "object": ((dict,), "a table"),
+    "array": ((list,), "a list"),
+    "string": ((str,), "a text"),
+    "boolean": ((bool,), "true or false"),
+    "integer": ((int,), "a whole number"),
+    "number": ((int, float), "a number"),
 }
 
 
@@ -392,8 +346,8 @@ def _check(root: Mapping[str, Any], part: Mapping[str, Any], value: Any, keys: t
         tried = [_check(root, branch, value, keys) for branch in part["anyOf"]]
         return min(tried, key=lambda faults: (len(faults), faults[:1] and faults[0][0] == "wrong-type"))
     kind = part.get("type")
-    if kind is not None and (not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "boolean")):
-        return [("wrong-type", f"{name} must be {_WORDS[kind]}", keys, "")]
+    if kind is not None and (not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")):
+        return [("wrong-type", f"{name} must be {_KINDS[kind][1]}", keys, "")]
     if isinstance(value, str):
         if not re.search(part.get("pattern", ""), value) or len(value) < part.get("minLength", 0):
             shown = "***" if _SECRET.search(keys[-1]) or keys[0] == "notify" else value

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.cli_page import markdown, refreshed
 from runner import errors
-from runner.interface.cli.manual import markdown, refreshed
 from runner.interface.cli.verbs import VERBS, overview, parser_of
 from tests.shelf import RECIPES, ROOT
 
@@ -20,7 +20,7 @@ MANUAL = (ROOT / "docs" / "cli.md").read_text("utf-8")
 
 
 def test_the_manual_is_what_the_parsers_say() -> None:
-    assert refreshed(MANUAL) == MANUAL, "write it anew: python -m runner.interface.cli.manual docs/cli.md"
+    assert refreshed(MANUAL) == MANUAL, "write it anew: python -m docs.generate"
 
 
 @pytest.mark.parametrize("verb", VERBS)

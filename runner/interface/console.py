@@ -53,8 +53,10 @@ def for_stream(stdout: TextIO, stderr: TextIO, *, json: bool, quiet: int, verbos
     return Live(stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR"))
 
 
-class _Page:
-    """What every listener here draws of a run."""
+class _Hears:
+    """What listeners here have in common."""
+
+    def tick(self) -> None: ...
 
     def page(self, ws: Workspace, run: str) -> str:
         from .page import of_run
@@ -62,7 +64,7 @@ class _Page:
         return of_run(ws, run)
 
 
-class Plain(_Page):
+class Plain(_Hears):
     """Lines that make sense in a file: one as each step ends, failures with the end of their log, a count."""
 
     def __init__(self, err: TextIO, out: TextIO, *, quiet: int = 0, verbose: int = 0, commands: bool = False, clock: Clock = time.monotonic) -> None:
@@ -79,9 +81,6 @@ class Plain(_Page):
         if lines and not self._quiet:
             self._write(lines)
 
-    def tick(self) -> None:
-        pass
-
     def say(self, text: str) -> None:
         self._write([(named(text), "")])
 
@@ -95,7 +94,7 @@ class Plain(_Page):
         self._err.write("".join(f"{text}\n" for text, _ in lines))
 
 
-class JsonLines(_Page):
+class JsonLines(_Hears):
     """Every move as one JSON object a line."""
 
     def __init__(self, out: TextIO) -> None:
@@ -103,39 +102,11 @@ class JsonLines(_Page):
         self._encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
 
     def begin(self, overview: Overview) -> None:
-        self._put(
-            {
-                "subject": "plan",
-                "run": overview.run,
-                "recipe": overview.recipe,
-                "workspace": overview.workspace,
-                "total": overview.total,
-                "fresh": overview.fresh,
-                "to_run": list(overview.to_run),
-                "expected": dict(overview.expected),
-                "jobs": overview.jobs,
-            }
-        )
+        told = ("run", "recipe", "workspace", "total", "fresh", "to_run", "expected", "jobs")
+        self._put({"subject": "plan", **{name: getattr(overview, name) for name in told}})
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._put(
-            *(
-                {
-                    "seq": event.seq,
-                    "at": event.at,
-                    "subject": event.subject,
-                    "id": event.id,
-                    "before": event.before,
-                    "after": event.after,
-                    "reason": event.reason,
-                    "data": event.data,
-                }
-                for event in batch
-            )
-        )
-
-    def tick(self) -> None:
-        pass
+        self._put(*({name: value for name, value in event._asdict().items() if name != "run"} for event in batch))
 
     def say(self, text: str) -> None:
         self._put({"subject": "note", "text": text})
@@ -166,7 +137,7 @@ class JsonLines(_Page):
             return self._encode(_finite(object))
 
 
-class Live(_Page):
+class Live(_Hears):
     """A display that is redrawn in place: one bar over all steps, a line for each running one; what ended scrolls above it.
 
     Each write leaves the terminal as a shell expects it (cursor shown, below the display, lines wrap): whenever we die, nothing has to be put right.
@@ -375,22 +346,14 @@ class _Forecast:
     def __init__(self, to_run: Iterable[str], expected: Mapping[str, float]) -> None:
         self.expected = expected
         self._open = set(to_run)
-        self._seconds = sum(expected.get(id, 0.0) for id in self._open)
-        self._unknown = sum(id not in expected for id in self._open)
-        # Longest first: what is still open of these bounds the end from below.
-        self._longest = sorted((id for id in self._open if id in expected), key=expected.__getitem__, reverse=True)
-        self._next = 0
         self._busy = 0.0
         self._watched = 0.0
 
     def hear(self, id: str, is_final: bool) -> None:
-        if is_final and id in self._open:
+        if is_final:
             self._open.discard(id)
-            self._count(id, -1)
-        elif not is_final and id not in self._open:  # it runs again, or a matrix has become its instances
+        else:  # it may run again, or be an instance that a matrix has become
             self._open.add(id)
-            self._count(id, 1)
-            self._next = 0
 
     def watch(self, running: int, seconds: float) -> None:
         """How many steps ran at once is how many will: the shape of the plan and the number of jobs are both in it."""
@@ -398,7 +361,8 @@ class _Forecast:
         self._watched += seconds
 
     def left(self, rows: Iterable[_Row], now: float) -> float | None:
-        unknown, total, longest = self._unknown, self._seconds, 0.0
+        known = [self.expected[id] for id in self._open if id in self.expected]
+        unknown, total, longest = len(self._open) - len(known), sum(known), 0.0
         for row in rows:
             left = row.left(now)
             if left is None:
@@ -408,16 +372,7 @@ class _Forecast:
             longest = max(longest, left)
         if unknown > 0:
             return None
-        while self._next < len(self._longest) and self._longest[self._next] not in self._open:
-            self._next += 1
         return max(longest, total / max(1.0, self._busy / self._watched if self._watched else 1.0))
-
-    def _count(self, id: str, sign: int) -> None:
-        seconds = self.expected.get(id)
-        if seconds is None:
-            self._unknown += sign
-        else:
-            self._seconds += sign * seconds
 
 
 class _Story:

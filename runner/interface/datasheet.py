@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,8 +15,6 @@ from ..language.units import duration_text, money_text, size_text
 from ..language.values import Tree
 from .tail import span
 
-BEGIN: Final = "<!-- library:begin -->"
-END: Final = "<!-- library:end -->"
 UNKNOWN: Final = "not known yet: no whole run of it here"
 
 
@@ -135,7 +132,7 @@ def described(sheet: Sheet) -> Mapping[str, object]:
             step.id: {
                 "needs": needs(recipe, step),
                 "uses": step.uses.recipe if step.uses else None,
-                "outputs": {output.name: _path(output) for output in step.outputs},
+                "outputs": {output.name: output_path(output) for output in step.outputs},
                 "state": {state.name: state.path for state in step.state},
                 "matrix": list(step.matrix or ()),
                 "resources": _resources(step.resources.over(recipe.resources)),
@@ -144,7 +141,7 @@ def described(sheet: Sheet) -> Mapping[str, object]:
         },
         "outputs": dict(recipe.outputs) if recipe.outputs is not None else None,
         "results": {
-            name: {"step": step, "path": _path(output) if output else None, "doc": output.doc if output else ""}
+            name: {"step": step, "path": output_path(output) if output else None, "doc": output.doc if output else ""}
             for name, step, output in results(recipe)
         },
         "resources": _resources(recipe.resources),
@@ -158,20 +155,8 @@ def described(sheet: Sheet) -> Mapping[str, object]:
 
 
 def _input_facts(spec: Input) -> Mapping[str, object]:
-    return {
-        "type": spec.type,
-        "items": spec.items,
-        "doc": spec.doc,
-        "required": spec.required and not spec.has_default,
-        "default": spec.default,
-        "limits": dict(spec.limits),
-        "env": spec.env,
-        "key": spec.key,
-        "continues": spec.continues,
-        "stream": spec.stream,
-        "member": spec.member,
-        "only": list(spec.only),
-    }
+    found = {name: getattr(spec, name) for name in ("type", "items", "doc", "default", "env", "key", "continues", "stream", "member")}
+    return found | {"required": spec.required and not spec.has_default, "limits": dict(spec.limits), "only": list(spec.only)}
 
 
 # -- as text ----------------------------------------------------------------------------------------------------------------------------------------
@@ -182,7 +167,7 @@ def text(sheet: Sheet, width: int) -> list[str]:
     recipe = sheet.recipe
     lines = _wrapped(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
-        lines += ["", *_paragraphs(recipe.doc, width)]
+        lines += ["", *(line for each in recipe.doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""]))]
     for title, rows in _sections(sheet):
         lines += ["", title]
         name_width = min(16, max((len(name) for name, *_ in rows), default=0))
@@ -201,113 +186,25 @@ def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int)
     return lines + [line for text in more for line in _wrapped(text, width, indent, indent)]
 
 
-def _paragraphs(doc: str, width: int) -> list[str]:
-    return [line for each in doc.rstrip().splitlines() for line in (_wrapped(each, width, "", "") or [""])]
-
-
 def _wrapped(words: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(words, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)
-
-
-_Row = tuple[str, str, str]
-"""A name, what it is, and more about it."""
-
-# -- as Markdown ------------------------------------------------------------------------------------------------------------------------------------
-
-
-def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
-    """A section of a page that shows several: what a reader chooses by.  Of outputs and inputs that are `shared`, the names."""
-    recipe = sheet.recipe
-    lines = [f"## {recipe.id}", "", f"**{_cell(recipe.summary)}.**"]
-    if recipe.doc:
-        lines += ["", *recipe.doc.rstrip().splitlines()]
-    presets = [(name or _BARE, _machine(recipe, preset), _chosen(preset)) for name, preset in choices(recipe)]
-    for title, rows in ((_GOT, _outputs(recipe)), ("preset", presets), (_GIVEN, _inputs(recipe))):
-        lines += ["", *_table(title, (row for row in rows if row not in shared))]
-        if names := [f"`{row[0]}`" for row in rows if row in shared]:
-            lines += ["", f"And, [as in other recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}"]
-    used = [*locks(recipe), *(data.folder for data in sheet.data)]
-    lines += ["", f"Steps: {' '.join(f'`{id}`' for id in recipe.steps)}."]
-    return [*lines, "", f"[Used](#{_USED.lower()}): {', '.join(used)}."] if used else lines
-
-
-def _table(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
-    lines = [f"| `{_cell(name)}` | {'<br>'.join(_cell(text) for text in (head, *more) if text)} |" for name, head, *more in rows]
-    return [f"| {title} | |", "|---|---|", *lines] if lines else []
-
-
-def _outputs(recipe: Recipe) -> list[_Row]:
-    rows: list[_Row] = []
-    for name, step, output in results(recipe):
-        when = recipe.steps[step].when if step in recipe.steps else None
-        head = (_path(output) if output else step) + (f", when {' '.join(str(when).strip('{} ').split())}" if when is not None else "")
-        rows.append((name, head, output.doc if output else ""))
-    return rows
-
-
-def _chosen(preset: Preset | None) -> str:
-    """What a preset sets; of one for a try nothing, since its values say nothing of yours."""
-    return _preset(preset) if preset is not None and preset.inputs and preset.name != "smoke" else ""
-
-
-def _inputs(recipe: Recipe) -> list[_Row]:
-    return [(spec.name, _briefly(spec), spec.doc) for spec in recipe.inputs.values()]
-
-
-def _briefly(spec: Input) -> str:
-    """Its type, default and choices; `recipe show` has its bounds."""
-    head, *_ = _kind(spec).split("; ")
-    if spec.has_default and isinstance(spec.default, str) and "{{" in spec.default and len(spec.default) > 40:
-        head = f"{spec.type}, by default from other inputs"
-    among = spec.limits.get("choices")
-    notes = [" | ".join(map(str, among)) if isinstance(among, list) else "", "raising it continues" if spec.continues else ""]
-    return "; ".join([head, *(note for note in notes if note)])
-
-
-def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
-    """`page` with what stands between its markers written anew: a table of the recipes, the inputs of several of them, and a section for each."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    recipes = [sheet.recipe for sheet in sheets]
-    lines = ["| recipe | what it does |", "|---|---|", *(f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |" for each in recipes)]
-    lines += ["", f"## {_SHARED}", "", "A recipe in which one of these is otherwise says so in its own section.", ""]
-    shared: set[_Row] = set()
-    for title, rows_of in ((_GOT, _outputs), (_GIVEN, _inputs)):
-        having = Counter(row for each in recipes for row in rows_of(each))
-        common = {row[0]: row for row, count in sorted(having.items(), key=lambda item: (item[1], item[0])) if count > 1}
-        lines += [*_table(title, sorted(common.values())), ""]
-        shared |= {*common.values()}
-    for sheet in sheets:
-        lines += [*markdown(sheet, shared), ""]
-    found = {each for sheet in sheets for each in sheet.locks.items()}
-    found |= {(data.folder, data.licence) for sheet in sheets for data in sheet.data}
-    lines += [f"## {_USED}", "", "What locks hold, and the licences of data.", "", *_table("used", sorted(found))]
-    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
-
-
-def _cell(words: str) -> str:
-    return words.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 # -- sections: a title, and rows of a name, what it is, and more about it ----------------------------------------------------------------------------
 
 _LONG: Final = "how long, how much"
-_BARE: Final = "no preset"
-_SHARED: Final = "In several recipes"
-_GOT: Final = "you get"
-_GIVEN: Final = "input"
-_USED: Final = "Used"
+BARE: Final = "no preset"
 
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
     yield "what you get", [_result(recipe, name, step, output) for name, step, output in results(recipe)] or [("nothing", "no step has outputs")]
-    yield "on what machine", [(name or _BARE, _machine(recipe, preset)) for name, preset in choices(recipe)]
-    yield _LONG, [*((name or _BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
+    yield "on what machine", [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)]
+    yield _LONG, [*((name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ())) for name, _ in choices(recipe)), *_limited(recipe)]
     if recipe.inputs:
-        yield "inputs", [(spec.name, _kind(spec), spec.doc) for spec in recipe.inputs.values()]
+        yield "inputs", [(spec.name, input_text(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
-        yield "presets", [(preset.name, _preset(preset)) for preset in recipe.presets.values()]
+        yield "presets", [(preset.name, preset_text(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
     if environment := list(_environment(sheet)):
         yield "environment", environment
@@ -322,10 +219,11 @@ def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tupl
     made = ", ".join(note for note in notes if note)
     if output is None:
         return (name, made)
-    return (name, f"{_path(output)} ({'a folder, ' if output.directory else ''}{made})", output.doc)
+    return (name, f"{output_path(output)} ({'a folder, ' if output.directory else ''}{made})", output.doc)
 
 
-def _machine(recipe: Recipe, preset: Preset | None) -> str:
+def machine_text(recipe: Recipe, preset: Preset | None) -> str:
+    """What the most demanding of the steps wants of its machine, in words."""
     wants = machine(recipe, preset)
     if wants.gpus == 0:
         card = "no GPU"
@@ -372,7 +270,7 @@ def _limited(recipe: Recipe) -> Iterator[tuple[str, ...]]:
             yield "at most", f"{money_text(own.cost)} with {name}"
 
 
-def _kind(spec: Input) -> str:
+def input_text(spec: Input) -> str:
     """Its type, its default, what bounds it, and what it means to change it."""
     head = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
     if spec.type == "secret":
@@ -407,7 +305,8 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
         yield "no item twice"
 
 
-def _preset(preset: Preset) -> str:
+def preset_text(preset: Preset) -> str:
+    """What a preset sets."""
     words = [f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}" for name, value in preset.inputs.items()]
     return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "only the machine differs"
 
@@ -420,7 +319,7 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
     parts = [what, f"for each {', '.join(step.matrix)}" if step.matrix else "", f"when {step.when}" if step.when is not None else ""]
     wanted = needs(recipe, step)
     parts.append(f"<- {', '.join(wanted)}" if wanted else "")
-    made = [_path(output) for output in step.outputs] + [f"{state.path}/ (state)" for state in step.state]
+    made = [output_path(output) for output in step.outputs] + [f"{state.path}/ (state)" for state in step.state]
     parts.append(f"-> {', '.join(made)}" if made else "")
     return (step.id, "  ".join(part for part in parts if part))
 
@@ -455,7 +354,8 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
         yield "code", ", ".join(checkouts)
 
 
-def _path(output: Output) -> str:
+def output_path(output: Output) -> str:
+    """The path that is declared; of a folder with a slash at its end."""
     return output.path + ("/" if output.directory else "")
 
 

@@ -22,15 +22,6 @@ def notify(title: str, text: str) -> bool:
 
 def _command(title: str, text: str) -> Sequence[str]:
     if sys.platform == "darwin":  # the words are arguments of the script, and no part of it
-        return (
-            "osascript",
-            "-e",
-            "on run argv",
-            "-e",
-            "display notification (item 2 of argv) with title (item 1 of argv)",
-            "-e",
-            "end run",
-            title,
-            text,
-        )
+        script = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
+        return ("osascript", *(word for line in script for word in ("-e", line)), title, text)
     return ("notify-send", "--app-name=recipe", "--", title, text)

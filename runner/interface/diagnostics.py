@@ -14,6 +14,8 @@ from typing import Literal
 from runner.errors import Location, Problem
 from runner.planning.ids import readable
 
+from .tail import width
+
 Format = Literal["text", "json", "github", "sarif"]
 
 _TAB = 4
@@ -59,8 +61,8 @@ def _paragraph(problem: Problem, color: bool) -> str:
     place = f"{_line(where.path)}:{where.line}:{where.column}: " if where else ""
     lines = [paint(place, "1") + paint(f"{problem.severity}:", f"1;{shade}") + " " + _line(readable(problem.message))]
     if where and where.text:
-        source, indent, width = _excerpt(where)
-        lines += [f"  {source}", "  " + " " * indent + paint("^" * width, shade)]
+        source, indent, marked = _excerpt(where)
+        lines += [f"  {source}", "  " + " " * indent + paint("^" * marked, shade)]
     if problem.fix:
         lines.append("  " + paint("fix:", "32") + " " + _line(readable(problem.fix)))
     return "\n".join(lines) + "\n"
@@ -77,7 +79,7 @@ def _excerpt(where: Location) -> tuple[str, int, int]:
     head, tail = "…" if begin else "", "…" if end < len(text) else ""
     before = head + "".join(cells[:first])
     marked = "".join(cells[first:last])
-    return before + marked + "".join(cells[last:]) + tail, _width(before), max(1, _width(marked))
+    return before + marked + "".join(cells[last:]) + tail, width(before), max(1, width(marked))
 
 
 def _line(text: str) -> str:
@@ -97,11 +99,6 @@ def _shown(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _width(text: str) -> int:
-    """Columns that `text` takes on a terminal."""
-    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-
-
 def _count(problems: Sequence[Problem]) -> str:
     counts = []
     for severity in ("error", "warning", "note"):
@@ -115,16 +112,12 @@ def _count(problems: Sequence[Problem]) -> str:
 
 
 def _plain(problem: Problem) -> dict[str, str | int | None]:
-    where = problem.where
     return {
         "code": problem.code,
         "severity": problem.severity,
         "message": problem.message,
         "fix": problem.fix,
-        "path": where.path if where else None,
-        "line": where.line if where else None,
-        "column": where.column if where else None,
-        "length": where.length if where else None,
+        **{name: getattr(problem.where, name, None) for name in ("path", "line", "column", "length")},
     }
 
 

@@ -12,8 +12,9 @@ from typing import Final
 
 from .scripts import Option, Script
 
-_RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"})
-_REPLACED: Final = frozenset({"resources", "limits", "image", "python", "env", "preset"})
+_RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"}) | {
+    "resources", "limits", "image", "python", "env", "preset"
+}  # fmt: skip
 _LENGTH: Final = re.compile(r"(max_|num_|n_|total_)?(train_)?(steps|iters|iterations|epochs)|num_train_epochs")
 _HARMLESS: Final = frozenset({"workers", "num_workers", "verbose", "quiet", "log_level", "progress", "log_every", "print_every"})
 _PLAIN: Final = re.compile(r"[A-Za-z./][A-Za-z0-9._/-]*")
@@ -103,17 +104,19 @@ def _names(script: Script) -> dict[str, str]:
     """What each option is called in the recipe."""
     found: dict[str, str] = {}
     for option in script.options:
-        name = re.sub(r"[^a-z0-9_]+", "_", option.name.lower()).strip("_") or "value"
-        if option.role in ("output", "state"):
-            name = re.sub(r"_(dir|path|file|folder)$", "", name)
-        if name == "steps":
-            name = "max_steps"
-        elif name in _RESERVED | _REPLACED or not name[0].isalpha():
-            name = "model" if option.role == "output" and name == "outputs" else f"{name}_value" if name[0].isalpha() else f"n{name}"
+        made = option.role in ("output", "state")
+        name = plain_name(re.sub(r"_(dir|path|file|folder)$", "", option.name.lower()) if made else option.name)
+        name = "max_steps" if name == "steps_value" else "model" if name == "outputs_value" and option.role == "output" else name
         while name in found.values():
             name += "_2"
         found[option.name] = name
     return found
+
+
+def plain_name(word: str) -> str:
+    """A word as inputs, steps and outputs may be called."""
+    name = re.sub(r"[^a-z0-9_]+", "_", word.lower()).strip("_") or "value"
+    return f"{name}_value" if name in _RESERVED else name if name[0].isalpha() else f"n{name}"
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------------------------------------

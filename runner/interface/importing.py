@@ -11,32 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from .drafting import plain_name
+
 Value: TypeAlias = "Mapping[str, Any]"
 Table: TypeAlias = "dict[str, Any]"
 """A mapping of a file of YAML that is being read, or written."""
 Kind: TypeAlias = Callable[[str], str]
 """What is at a path: "file", "folder", "code" (a folder with Python files) or ""."""
 
-_RESERVED: Final = frozenset(
-    {
-        "inputs",
-        "steps",
-        "outputs",
-        "state",
-        "matrix",
-        "fixtures",
-        "run",
-        "step",
-        "node",
-        "nodes",
-        "host",
-        "resources",
-        "limits",
-        "image",
-        "python",
-        "env",
-    }
-)
 _VALUE: Final = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
 _PLAIN: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _SKY_NAMES: Final = {"SKYPILOT_NODE_RANK": "NODE_RANK", "SKYPILOT_NUM_NODES": "NNODES"}
@@ -76,7 +58,7 @@ def from_dvc(name: str, pipeline: Value, base: str, params: Mapping[str, Value],
     """
     made = Imported({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
-    steps = {_name(stage): draft.step(stage, body) for stage, body in _mapping(pipeline.get("stages")).items()}
+    steps = {plain_name(stage): draft.step(stage, body) for stage, body in _mapping(pipeline.get("stages")).items()}
     made.look += [f"`{key}` of dvc.yaml is not taken over" for key in pipeline if key not in ("stages", "params", "metrics")]
     if draft.inputs:
         made.recipe["inputs"] = draft.inputs
@@ -98,7 +80,7 @@ class _Dvc:
         if "foreach" in body:
             axes, body = self._foreach(stage, body["foreach"]), _mapping(body.get("do"))
         elif "matrix" in body:
-            axes = {_name(axis): list(values) if isinstance(values, Sequence) and not isinstance(values, str) else self._text(str(values), {})
+            axes = {plain_name(axis): list(values) if isinstance(values, Sequence) and not isinstance(values, str) else self._text(str(values), {})
                     for axis, values in _mapping(body["matrix"]).items()}  # fmt: skip
         names = {"item": "matrix.item"} if "foreach" in body or "item" in axes else {}
         names |= {f"item.{axis}": f"matrix.{axis}" for axis in axes if axis != "item"}
@@ -169,7 +151,7 @@ class _Dvc:
         target[last] = f"{{{{ inputs.{self._input(dotted, value)} }}}}"
 
     def _input(self, dotted: str, value: Any) -> str:
-        name = _name(dotted)
+        name = plain_name(dotted)
         if isinstance(value, list):
             kinds = {_PLAIN.get(type(each), "object") for each in value} or {"string"}
             items = kinds.pop() if len(kinds) == 1 else "number" if kinds <= {"integer", "number"} else "string"
@@ -185,7 +167,7 @@ class _Dvc:
                 bare, how = _path(each), _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {}
                 path = at(bare)
                 folder = self._is_folder(path) or bare.endswith("/")
-                outputs[_unused(_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]), outputs)] = f"{path}/" if folder else path
+                outputs[_unused(plain_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]), outputs)] = f"{path}/" if folder else path
                 if how.get("persist"):
                     self._look.append(f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it")
                 if section == "metrics":
@@ -235,13 +217,13 @@ def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Itera
         step["pass_env"] = passed
     secrets = task.get("secrets") or {}
     for key in secrets:
-        inputs[_name(key)] = {"type": "secret", "env": key}
+        inputs[plain_name(key)] = {"type": "secret", "env": key}
     if secrets:
-        step["secrets"] = [_name(key) for key in secrets]
+        step["secrets"] = [plain_name(key) for key in secrets]
     for target, source in _mapping(task.get("file_mounts")).items():
         address = str(source.get("source", "") if isinstance(source, Mapping) else source)
         if "://" in address:
-            input_name = _unused(_name(posixpath.basename(str(target).rstrip("/"))), inputs)
+            input_name = _unused(plain_name(posixpath.basename(str(target).rstrip("/"))), inputs)
             inputs[input_name] = {"type": "dataset", "default": address}
             made.look.append(f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command")
         elif address:
@@ -259,7 +241,7 @@ def from_sky(name: str, task: Value, base: str, code: Sequence[str], gpus: Itera
     made.look.append("a task has no outputs: name what it writes under `outputs`, else nothing comes home and nothing is ever up to date")
     if inputs:
         made.recipe["inputs"] = inputs
-    made.recipe["steps"] = {_name(str(task.get("name") or "run")): step}
+    made.recipe["steps"] = {plain_name(str(task.get("name") or "run")): step}
     return made
 
 
@@ -307,11 +289,6 @@ def _several(value: object) -> Sequence[Any]:
 
 def _path(each: object) -> str:
     return str(next(iter(each))) if isinstance(each, Mapping) else str(each)
-
-
-def _name(word: str) -> str:
-    name = re.sub(r"[^a-z0-9_]+", "_", word.lower()).strip("_") or "value"
-    return f"{name}_value" if name in _RESERVED else name if name[0].isalpha() else f"n{name}"
 
 
 def _joined(folder: str, path: str) -> str:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
@@ -19,7 +22,7 @@ from ..secrets import Masker, Secret, Stream, passwords, tokenlike
 from ..storage.runs import FINAL
 from ..survey.env_files import EnvFiles
 from ..survey.rows import Rows, is_elsewhere
-from .tail import fit, shown
+from .tail import canvas, fit, shown
 
 if TYPE_CHECKING:
     from ..storage.runs import Event
@@ -92,6 +95,11 @@ class Safe:
         self._out.flush()
 
 
+def for_stdout() -> Writer:
+    """What suits standard output."""
+    return Safe(canvas(sys.stdout), shutil.get_terminal_size().columns) if sys.stdout.isatty() else Raw(sys.stdout.buffer)
+
+
 @dataclass(slots=True)
 class Part:
     """One attempt of one step, as the events tell it."""
@@ -104,11 +112,11 @@ class Part:
     ended: bool = False
     node: int = 0
 
-    def known(self, root: Path, environ: Mapping[str, str]) -> list[Secret]:
+    def known(self, ws: Workspace) -> list[Secret]:
         """What has to be masked while it is being written.  Raises CannotRun when a file cannot be read any more."""
-        values = EnvFiles(root).values(self.env_files)
+        values = EnvFiles(ws.root).values(self.env_files)
         found = [Secret(name, value) for name, value in values.items() if tokenlike(name, value)]
-        return [*found, *passwords(values), *(Secret(name, environ[name]) for name in self.secrets)]
+        return [*found, *passwords(values), *(Secret(name, ws.environ[name]) for name in self.secrets)]
 
 
 def parts(events: Iterable[Event], node: int = 0) -> list[Part]:
@@ -136,9 +144,9 @@ def _hear(event: Event, found: list[Part], going: dict[str, Part], node: int) ->
         going.pop(event.id).ended = True
 
 
-def kept(home: Path, run: str, part: Part) -> Path:
+def kept(ws: Workspace, run: str, part: Part) -> Path:
     """Where the log of an attempt is when it is over."""
-    return home / "runs" / run / f"{part.step.replace('/', '%2F')}.{part.number}{f'.{part.node}' if part.node else ''}.log"
+    return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
 class Tail:
@@ -147,20 +155,6 @@ class Tail:
     def __init__(self, handle: int, masked: Stream) -> None:
         self._handle, self._masked = handle, masked
         self._offset = 0
-
-    @classmethod
-    def of(cls, home: Path, root: Path, run: str, part: Part, environ: Mapping[str, str]) -> Tail | None:
-        """None when there is nothing yet, or nothing any more."""
-        try:
-            return cls(os.open(kept(home, run, part), os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
-        except FileNotFoundError:
-            if part.ended:
-                return None
-        try:
-            masker = Masker(part.known(root, environ))
-            return cls(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
-        except FileNotFoundError:
-            return None
 
     def read(self) -> bytes:
         """What is new, at most a part of it."""
@@ -185,15 +179,39 @@ class Tail:
 
 def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     """None when there is nothing yet, or nothing any more."""
+    path = kept(ws, run, part)
     if is_elsewhere(ws, run):
-        return Rows(ws, run, kept(ws.home, run, part).name.removesuffix(".log"), "log")
-    return Tail.of(ws.home, ws.root, run, part, os.environ)
+        return Rows(ws, run, path.name.removesuffix(".log"), "log")
+    with suppress(FileNotFoundError):
+        return Tail(os.open(path, os.O_RDONLY | os.O_CLOEXEC), Masker().stream())
+    with suppress(FileNotFoundError):
+        if not part.ended:
+            masker = Masker(part.known(ws))
+            return Tail(os.open(_raw(part.raw), os.O_RDONLY | os.O_CLOEXEC), masker.stream())
+    return None
 
 
-def unmaskable(part: Part, root: Path, environ: Mapping[str, str]) -> list[str]:
+def available(tail: Tail | Rows, ended: bool) -> Iterator[bytes]:
+    """What is there by now; of a log that is over all to its end."""
+    while data := tail.read():
+        yield data
+    if ended:
+        rest: list[bytes] = []
+        tail.rest(rest.append)
+        yield from rest
+
+
+def missing(ws: Workspace, run: str, part: Part) -> list[str]:
+    """What is not set here, and keeps a log from being shown while it is written.  One that is kept, or comes from elsewhere, is masked already."""
+    if part.ended or is_elsewhere(ws, run) or kept(ws, run, part).exists():
+        return []
+    return unmaskable(ws, part)
+
+
+def unmaskable(ws: Workspace, part: Part) -> list[str]:
     """The secrets of a log that is being written which cannot be masked here, and the files of them that cannot be read."""
-    files = [path for path in part.env_files if any(EnvFiles(root).faults([path]))]
-    return [*(name for name in part.secrets if not environ.get(name)), *files]
+    files = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
+    return [*(name for name in part.secrets if not ws.environ.get(name)), *files]
 
 
 def _raw(path: str) -> str:
@@ -211,16 +229,15 @@ def show(ws: Workspace, run: str, chosen: Collection[Part], writer: Writer, say:
     """Write what these attempts have printed so far; False when that is nothing."""
     any_shown = False
     for part in chosen:
-        missing = () if part.ended or is_elsewhere(ws, run) else unmaskable(part, ws.root, os.environ)
-        if missing and not kept(ws.home, run, part).exists():
-            say(_hidden(part, missing))
+        if unset := missing(ws, run, part):
+            say(_hidden(part, unset))
             continue
         tail = tail_of(ws, run, part)
         if tail is None:
             continue
         any_shown = True
         if heads:
-            writer.head(_head(part))
+            writer.head(head(part.step, part.number))
         tail.rest(writer.write)
         writer.end()
     return any_shown
@@ -291,10 +308,10 @@ class Follower:
 
     def _opened(self, part: Part) -> bool:
         """Whether there is no need to try again."""
-        if not part.ended and not self._elsewhere and (missing := unmaskable(part, self._ws.root, os.environ)):
+        if unset := missing(self._ws, self._run, part):
             if part.raw not in self._hidden:
                 self._hidden.add(part.raw)
-                self._say(_hidden(part, missing))
+                self._say(_hidden(part, unset))
             return False
         tail = tail_of(self._ws, self._run, part)
         if tail is not None:
@@ -321,14 +338,15 @@ class Follower:
             if self._current is not None:
                 self._writer.end()
             if self._heads:
-                self._writer.head(_head(part))
+                self._writer.head(head(part.step, part.number))
             self._current = part
         self._writer.write(data)
 
 
-def _head(part: Part) -> str:
-    return f"==> {readable(part.step)}" + (f", attempt {part.number}" if part.number > 1 else "") + " <=="
+def head(step: str, attempt: int) -> str:
+    """The line above what an attempt printed."""
+    return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
 
 
-def _hidden(part: Part, missing: Sequence[str]) -> str:
-    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(missing)} is not set here, so it could not be masked"
+def _hidden(part: Part, unset: Sequence[str]) -> str:
+    return f"{readable(part.step)}: its log is shown when it is over; {', '.join(unset)} is not set here, so it could not be masked"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,14 +16,15 @@ from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
-from .logs import Part, Tail, parts, tail_of, unmaskable
+from .handle import core
+from .logs import Part, missing, parts, tail_of, unmaskable
 
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
-def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[tuple[Part, Sequence[Point]]]:
-    """The points of each attempt, in order: of one step or, empty, of all; of one attempt or, 0, of all."""
+def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[core.Point]:
+    """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
         if (step and step not in names(part.step)) or attempt not in (0, part.number):
@@ -30,9 +32,10 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
         known = ended.get((part.step, part.number))
         if of == "machine":
             seen = samples.beside(part.raw)
-            yield part, samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
+            found = samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
         else:
-            yield part, (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+            found = (points(ws, known) or ()) if known is not None else _live(ws, run, part)
+        yield from (core.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1))
 
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:
@@ -46,29 +49,21 @@ def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = No
 
 def _begun(ws: Workspace, run: str, part: Part) -> bytes:
     """The beginning of a log that is being written, masked; nothing of one that cannot be masked here."""
-    if not rows.is_elsewhere(ws, run) and unmaskable(part, ws.root, ws.environ):
-        return b""
-    try:
-        tail = tail_of(ws, run, part)
-    except CannotRun:
-        return b""
-    if tail is None:
-        return b""
-    try:
-        return tail.read()
-    finally:
-        if isinstance(tail, Tail):
-            tail.close()
+    with suppress(CannotRun):
+        if not missing(ws, run, part) and (tail := tail_of(ws, run, part)) is not None:
+            with closing(tail):
+                return tail.read()
+    return b""
 
 
 def _live(ws: Workspace, run: str, part: Part) -> Sequence[Point]:
     """What an attempt has reported that is under way; nothing where that cannot be masked."""
     if rows.is_elsewhere(ws, run):
         return rows.so_far(ws, run, part.step, part.number, Path(f"{part.raw[:-4]}.metrics"))
-    if unmaskable(part, ws.root, ws.environ):
+    if unmaskable(ws, part):
         return ()
     try:
-        data = Masker(part.known(ws.root, ws.environ)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
+        data = Masker(part.known(ws)).mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
     except (OSError, CannotRun):
         return ()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]

@@ -26,14 +26,9 @@ class Trial(NamedTuple):
     result: float | None
 
 
-def check() -> None:
-    """Raises CannotRun without Optuna."""
-    _optuna()
-
-
 def proposed(where: Space, tried: Sequence[Trial], count: int, *, least: bool, seed: int) -> list[list[Tree]]:
     """Up to `count` combinations that were not tried.  The same for the same arguments; fewer, where no more are left.  Raises CannotRun."""
-    optuna = _optuna()
+    optuna = library()
     ways = {name: _distribution(optuna, axis) for name, axis in where.axes.items()}
     sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(tried), constant_liar=True)
     study = optuna.create_study(direction="minimize" if least else "maximize", sampler=sampler)
@@ -57,7 +52,8 @@ def proposed(where: Space, tried: Sequence[Trial], count: int, *, least: bool, s
     return found
 
 
-def _optuna() -> Any:
+def library() -> Any:
+    """Optuna.  Raises CannotRun where it is not installed."""
     try:
         import optuna
     except ImportError as error:

@@ -1,10 +1,8 @@
-"""Tables as text: columns in line for people, Markdown, CSV."""
+"""Tables as text: columns in line for people, Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from .tail import shown, width
 
@@ -24,13 +22,6 @@ def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str
     rule = ["---:" if n in right else "---" for n in range(len(table[0]))]
     rows = [[cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in table]
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
-
-
-def comma_separated(rows: Iterable[Sequence[object]]) -> str:
-    """The same as CSV; what is None is empty."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def cell(value: object) -> str:

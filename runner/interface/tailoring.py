@@ -180,10 +180,8 @@ def _declared(spec: Input, value: Tree, has_value: bool) -> str:
         found |= {"env": spec.env, "required": spec.required}
     found |= {"secret": spec.secret} if spec.secret else {}
     found |= {"only": list(spec.only)} if spec.only else {}
-    found |= {"continues": True} if spec.continues else {}
+    found |= {name: True for name in ("continues", "stream", "member") if getattr(spec, name)}
     found |= {"key": False} if not spec.key else {}
-    found |= {"stream": True} if spec.stream else {}
-    found |= {"member": True} if spec.member else {}
     found |= {"required": False} if not spec.required and spec.type != "secret" else {}
     return _flow({**found, **({"doc": spec.doc} if spec.doc else {})})
 

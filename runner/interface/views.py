@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypedDict, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
@@ -24,100 +24,8 @@ HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
 """What events hold for workers alone."""
 
 _Known = TypeVar("_Known")
-
-
-class RunData(TypedDict):
-    """A run in a list."""
-
-    id: str
-    recipe: str
-    state: str
-    word: str
-    reason: str
-    request: str
-    user: str
-    labels: Mapping[str, str]
-    priority: int
-    driver: str
-    preset: str | None
-    inputs: Mapping[str, object]
-    created: str | None
-    not_before: str | None
-    ended: str | None
-
-
-class ProgressData(TypedDict):
-    step: int
-    total: int | None
-    percent: float | None
-    eta: float | None
-
-
-class StepData(TypedDict):
-    id: str
-    state: str
-    reason: str
-    attempts: int
-    host: str
-
-
-class OutputData(TypedDict):
-    name: str
-    content: str
-    bytes: int | None
-    folder: bool
-
-
-class InstanceData(TypedDict):
-    provider: str
-    key: str
-    state: str
-    usd_an_hour: float
-
-
-class LinkData(TypedDict):
-    step: str
-    name: str
-    to: str
-
-
-class EstimateData(TypedDict):
-    cost: float | None
-    seconds: float | None
-
-
-class GraphData(TypedDict):
-    step: str
-    needs: Sequence[str]
-    instances: int
-    fresh: int
-
-
-class DetailData(RunData):
-    """A run with all that is known of it."""
-
-    seq: int
-    progress: ProgressData
-    provider: str
-    instances: list[InstanceData]
-    estimate: EstimateData
-    cost: float
-    steps: list[StepData]
-    graph: list[GraphData]
-    outputs: list[OutputData]
-    links: list[LinkData]
-
-
-class EventData(TypedDict):
-    run: str
-    seq: int
-    at: str | None
-    subject: str
-    id: str
-    before: str
-    after: str
-    reason: str
-    data: Mapping[str, object]
+Facts: TypeAlias = Mapping[str, Any]
+"""A mapping as JSON has it; what is in it, and in which unit, say the models of `server.runs` and `server.artifacts`."""
 
 
 def moment(at: float | None) -> str | None:
@@ -125,14 +33,14 @@ def moment(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[RunData]:
+def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
     """Runs as a list of them shows them."""
     open_runs = [row.id for row in rows if row.state not in FINAL]
     tallies = ws.store.runs.tallies(open_runs) if open_runs else {}
     return [_listed(ws, row, tallies.get(row.id, {})) for row in rows]
 
 
-def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) -> RunData:
+def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     preset = asked.get("preset") if isinstance(asked, dict) else None
     begun = "ACTIVE" if row.state == "QUEUED" and row.fence and row.claim else row.state
@@ -157,7 +65,7 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
     }
 
 
-def detail(ws: Workspace, row: RunRow) -> DetailData:
+def detail(ws: Workspace, row: RunRow) -> Facts:
     """A run with all that is known of it."""
     steps, hosts = _in_order(ws, row.id, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
@@ -183,7 +91,7 @@ def detail(ws: Workspace, row: RunRow) -> DetailData:
         ],
         "graph": _graph(ws, row.id),
         "outputs": outputs(ws, row),
-        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row, attempts)],
+        "links": [each._asdict() for each in links(ws, row, attempts)],
     }
 
 
@@ -194,7 +102,7 @@ def _in_order(ws: Workspace, run: str, by_step: Mapping[str, _Known]) -> dict[st
     return dict(sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0])))
 
 
-def _graph(ws: Workspace, run: str) -> list[GraphData]:
+def _graph(ws: Workspace, run: str) -> list[Facts]:
     graph = run_graph.recall(ws, run)
     if graph is None:
         return []
@@ -202,7 +110,7 @@ def _graph(ws: Workspace, run: str) -> list[GraphData]:
     return [{"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]} for step, needs in graph.needs.items()]
 
 
-def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> ProgressData:
+def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Facts:
     """How many steps are over, and how long the others took before."""
     graph = run_graph.recall(ws, row.id)
     fresh = row.data.get("fresh")
@@ -220,7 +128,7 @@ def _percent(over: int, total: int | None) -> float | None:
     return round(100 * over / total, 1) if total else None
 
 
-def outputs(ws: Workspace, row: RunRow) -> list[OutputData]:
+def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
     """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
     made = _in_order(ws, row.id, made_by(ws, row))
     traces = ws.store.index.traces(list(made.values()))
@@ -229,7 +137,7 @@ def outputs(ws: Workspace, row: RunRow) -> list[OutputData]:
     if not contents:
         contents = {each.name: Content(each.content) for each in sorted(row.outputs)}
     tiny = ws.store.index.tiny(list(contents.values()))
-    found: list[OutputData] = []
+    found: list[Facts] = []
     for name, content in contents.items():
         seal = ws.store.index.seal(content) if content not in tiny else None
         size = len(tiny[content]) if content in tiny else seal.size if seal is not None else sizes.get(name)
@@ -244,30 +152,20 @@ def made_by(ws: Workspace, row: RunRow) -> dict[str, str]:
     return keys | {attempt.step: attempt.key for attempt in ws.store.runs.attempts(row.id) if attempt.outcome == "done" and attempt.key}
 
 
-class FileData(TypedDict):
-    path: str
-    bytes: int
-
-
-class ArtifactData(OutputData):
-    stored: bool
-    files: list[FileData]
-
-
 FILES = 1000
 """Files of a folder that are listed at once."""
 
 
-def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[ArtifactData]:
+def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[Facts]:
     """The outputs of a run, or the one of that name; of a folder its files, the first of those whose paths are greater than `after`."""
-    found: list[ArtifactData] = []
+    found: list[Facts] = []
     for each in outputs(ws, row):
         if name and each["name"] != name:
             continue
         content = Content(each["content"])
         stored = ws.objects.has(content)
         entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[FileData] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
+        files: list[Facts] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
         files.sort(key=lambda file: file["path"])
         size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
         listed = [file for file in files if file["path"] > after][:FILES]
@@ -275,7 +173,7 @@ def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> li
     return found
 
 
-def event(found: Event) -> EventData:
+def event(found: Event) -> Facts:
     """An event without what it holds for workers alone."""
     return {
         "run": found.run, "seq": found.seq, "at": moment(found.at), "subject": found.subject, "id": found.id, "before": found.before,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from ..interface import pod
 from ..language.recipe import Recipe
@@ -23,7 +23,7 @@ from ..storage.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes, runs, streams
 from .answers import Refused, plain
-from .room import OPERATE, READ, Caller, InRoom, Room
+from .room import OPERATE, READ, Caller, Given, InRoom, Room
 from .runs import NewRun
 
 router = APIRouter(prefix="/api/training", tags=["platforms"])
@@ -38,31 +38,26 @@ _FULL: Final = "no"
 """The `precision` of the library's trainers that is no mixed one."""
 
 
-def _either(*names: str) -> AliasChoices:
-    return AliasChoices(*names)
-
-
-class Execute(BaseModel):
+class Execute(Given):
     """A job, as a platform has it.  `job_token` is stored only where reports are sent, under the key of RECIPE_KEY_FILE."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    job_id: str = Field(max_length=100, pattern=_ID, validation_alias=_either("job_id", "jobId"))
-    user_id: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", validation_alias=_either("user_id", "userId"))
-    recipe: str = Field(min_length=1, max_length=80, validation_alias=_either("recipe", "method"))
-    model_name: str = Field(default="", max_length=400, validation_alias=_either("model_name", "modelName"))
-    dataset_url: str = Field(default="", max_length=4000, validation_alias=_either("dataset_url", "datasetUrl"))
+    job_id: str = Field(max_length=100, pattern=_ID, validation_alias=AliasChoices("job_id", "jobId"))
+    user_id: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", validation_alias=AliasChoices("user_id", "userId"))
+    recipe: str = Field(min_length=1, max_length=80, validation_alias=AliasChoices("recipe", "method"))
+    model_name: str = Field(default="", max_length=400, validation_alias=AliasChoices("model_name", "modelName"))
+    dataset_url: str = Field(default="", max_length=4000, validation_alias=AliasChoices("dataset_url", "datasetUrl"))
     config: dict[str, Any] = Field(default={}, description="Values of the recipe's inputs.")
-    job_token: str = Field(default="", max_length=4000, validation_alias=_either("job_token", "jobToken"))
+    job_token: str = Field(default="", max_length=4000, validation_alias=AliasChoices("job_token", "jobToken"))
 
 
-class Resume(BaseModel):
+class Resume(Given):
     """Where a job goes on: without a path from its newest checkpoint."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
     checkpoint_path: str = Field(
-        default="", max_length=4000, validation_alias=_either("checkpoint_path", "checkpointPath"), description="One of the job's own checkpoints."
+        default="",
+        max_length=4000,
+        validation_alias=AliasChoices("checkpoint_path", "checkpointPath"),
+        description="One of the job's own checkpoints.",
     )
 
 

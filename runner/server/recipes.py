@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ..language import library
@@ -20,7 +20,7 @@ from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
 from .answers import plain, plain_value
-from .room import READ, InRoom, Room
+from .room import READ, Given, InRoom, Room
 
 router = APIRouter(prefix="/v1", tags=["recipes"])
 
@@ -28,10 +28,6 @@ _NAMED: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:@[1-9][0-9]{0,8})?")
 ROOTS: Final = ("DATA_DIR", "MODELS_DIR")
 """Variables that name a folder as `roots` under [data] does."""
 _ADDRESSES: Final = ("file", "dataset", "model")
-_LIMITS: Final = (
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern"),
-    *("minItems", "maxItems", "uniqueItems"),
-)
 _TYPES: Final[Mapping[str, Mapping[str, object]]] = {
     "integer": {"type": "integer"},
     "number": {"type": "number"},
@@ -66,10 +62,8 @@ class RecipeView(RecipeSummary):
     outputs: list[str]
 
 
-class Asked(BaseModel):
+class Asked(Given):
     """What is to be run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     recipe: str = Field(min_length=1, max_length=80, description="NAME@VERSION, or NAME for the newest version.")
     inputs: dict[str, Any] = Field(default={}, description="As GET /v1/recipes/NAME describes them.")
@@ -101,13 +95,8 @@ def offered(root: Path, environ: Mapping[str, str]) -> list[Offered]:
         path = root / word
         entry = next((each for each in library.beside(path.parent) if each.path.name == path.name), None)
         if entry is None:
-            raise Invalid(
-                [
-                    Problem(
-                        "no-recipe", f"{word} is not a recipe file", None, "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
-                    )
-                ]
-            )
+            fix = "`allow` under [recipes] in recipe.toml names files, such as ./recipe.yaml"
+            raise Invalid([Problem("no-recipe", f"{word} is not a recipe file", None, fix)])
         if entry.id in found:
             raise Invalid([Problem("name-clash", f"{word} is called {entry.id}, as another recipe is", None, "give it another name, or version")])
         found[entry.id] = Offered(entry, f"./{os.path.relpath(path, root)}")
@@ -194,7 +183,7 @@ def schema_of(spec: Input) -> dict[str, Any]:
         schema["format"] = f"recipe-{spec.type}"
     part = schema["items"] if spec.type == "list" and spec.items else schema
     for name, limit in spec.limits.items():
-        if name in _LIMITS:
+        if name != "choices":  # the others are words of JSON Schema
             (schema if name.endswith("Items") else part)[name] = limit
     if spec.has_default:
         schema["default"] = spec.default
@@ -221,16 +210,9 @@ def recipe(name: str, room: InRoom) -> RecipeView:
         "required": [spec.name for spec in given if spec.required and not spec.has_default],
         "additionalProperties": False,
     }
-    return RecipeView.model_validate(
-        {
-            **_summary(each).model_dump(),
-            "doc": found.doc,
-            "inputs": schema,
-            "presets": sheet["presets"],
-            "resources": sheet["machines"],
-            "outputs": [name for name, _, _ in datasheet.results(found)],
-        }
-    )
+    made = [name for name, _, _ in datasheet.results(found)]
+    parts = {"doc": found.doc, "inputs": schema, "presets": sheet["presets"], "resources": sheet["machines"], "outputs": made}
+    return RecipeView.model_validate(_summary(each).model_dump() | parts)
 
 
 @router.post("/plan", dependencies=READ, summary="What a run would do, with the reasons; nothing is run")

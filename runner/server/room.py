@@ -12,7 +12,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
-from pydantic import AwareDatetime, BeforeValidator, Strict
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Strict
 
 from ..errors import Problem, did_you_mean
 from ..storage.runs import RunRow
@@ -107,6 +107,12 @@ OPERATE = [BEARER, Depends(Needs("operate"))]
 ADMIN = [BEARER, Depends(Needs("admin"))]
 READ_RUN = [BEARER, Depends(Needs("read", run=True))]
 OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
+
+
+class Given(BaseModel):
+    """The body of a request: nothing but these fields, and each as it is typed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _rfc_3339(value: object) -> object:

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import Ticket, submit
+from ..execution.queue import Ticket, give_back, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
-from ..interface.views import RunData
 from ..planning.ids import stored
-from ..planning.schedule import Move
 from ..reports.addresses import public_place
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
@@ -26,7 +24,7 @@ from ..survey.survey import Request
 from . import recipes
 from .answers import Refused, plain, plain_value
 from .recipes import Asked
-from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, InRoom, Moment, Room, Whole, run_of
+from .room import OPERATE, OPERATE_RUN, READ, READ_RUN, Given, InRoom, Moment, Room, Whole, run_of
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 
@@ -37,10 +35,8 @@ NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
-class Hook(BaseModel):
+class Hook(Given):
     """An address that gets reports of the run, by Standard Webhooks."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     url: str = Field(max_length=2000, description="https://HOST/PATH of a public host.")
     secret: str = Field(default="", max_length=200, pattern=r"^(whsec_[A-Za-z0-9+/]{24,}={0,2})?$", description="What messages are signed with.")
@@ -49,10 +45,8 @@ class Hook(BaseModel):
     )
 
 
-class Limits(BaseModel):
+class Limits(Given):
     """What a run may take, where its recipe does not allow less."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     time: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="Seconds of work, after which its steps are stopped.")
     cost: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False, description="US dollars for what it rents.")
@@ -176,16 +170,12 @@ class Done(BaseModel):
     event: EventView
 
 
-class Retry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Retry(Given):
     begin: str | None = Field(default=None, alias="from", max_length=400, description="This step and everything after it, whatever is remembered.")
 
 
-class Nothing(BaseModel):
+class Nothing(Given):
     """An empty body: {}."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
@@ -264,7 +254,7 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
     return RunDetail.model_validate(_without_folders(ws, found))
 
 
-def _without_folders(ws: Workspace, found: RunData) -> Mapping[str, object]:
+def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
     return {**found, "reason": plain(found["reason"], ws.root), "inputs": plain_value(found["inputs"], ws.root)}
 
 
@@ -341,13 +331,8 @@ def resume(run: str, _body: Nothing, room: InRoom) -> Done:
             return _asked(ws, run, "resume")
         if row.due is None:
             raise _unworked(row, "resume")
-        fence = ws.store.runs.claim(run, "server")
-        if fence is None:
+        if not give_back(ws, row):
             raise Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
-        try:
-            ws.store.runs.group(run, fence, [Move("run", run, "PAUSED", "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
-        finally:
-            ws.store.runs.release(run, fence)
         return _done(ws, run)
 
 

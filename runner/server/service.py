@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import CannotRun, Infrastructure, Invalid
@@ -22,7 +20,7 @@ from ..storage.ledger import Ledger, of_user
 from ..storage.runs import Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
-from .room import ADMIN, READ, InRoom, Moment, run_of
+from .room import ADMIN, READ, Given, InRoom, Moment, run_of
 from .streams import pulse_of
 from .tokens import Scope, Token
 
@@ -57,9 +55,7 @@ class OfferList(BaseModel):
     drivers: list[Shelf]
 
 
-class NewToken(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class NewToken(Given):
     scope: Scope
     name: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$")
     run: str = Field(default="", max_length=40, description="It opens this run alone.")
@@ -147,45 +143,30 @@ def _viewed(token: Token) -> TokenView:
 )  # fmt: skip
 def figures(room: InRoom, request: Request) -> Response:
     with room.reading() as ws:
-        registry = CollectorRegistry()
-        registry.register(Figures(ws, pulse_of(request).streams))
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(counted(ws, pulse_of(request).streams)), media_type="text/plain; version=0.0.4")
 
 
-class Figures:
+def counted(ws: Workspace, streams: int) -> CollectorRegistry:
     """What is counted when it is asked for: the server itself remembers nothing."""
-
-    def __init__(self, ws: Workspace, streams: int) -> None:
-        self._ws, self._streams = ws, streams
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        runs, rows = self._ws.store.runs, self._ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
-        tallies = runs.tallies([row.id for row in rows if row.state == "ACTIVE"])
-        count: dict[str, int] = {}
-        oldest: dict[str, float] = {}
-        for row in rows:
-            live = row.state == "ACTIVE" and runs.live(row.id)
-            name = word(row.state, reason=row.reason, steps=[*tallies.get(row.id, ()), ("WAITING", "")], leases=(), claimed=live)
-            count[name] = count.get(name, 0) + 1
-            oldest[name] = max(oldest.get(name, 0.0), time.time() - max(row.created, row.due or 0.0))
-        yield _gauge("recipe_open_runs", "Runs that are not over", "state", count)
-        yield _gauge("recipe_oldest_run_seconds", "How long the oldest of them has been due", "state", oldest)
-        yield _gauge("recipe_workers", "Workers that have a run", "", {"": len({row.claim for row in rows if row.claim})})
-        with Ledger.open(of_user(self._ws.environ), read_only=True) as ledger:
-            living: dict[str, int] = {}
-            for lease in ledger.living():
-                living[lease.driver] = living.get(lease.driver, 0) + 1
-        yield _gauge("recipe_machines", "Machines that are rented", "driver", living)
-        yield _gauge("recipe_month_cost_usd", "What machines cost since the first of the month", "", {"": costs.of_month().usd})
-        yield _gauge("recipe_artifact_bytes", "Bytes of the objects that are stored here", "", {"": self._ws.store.index.stored_bytes()})
-        yield _gauge("recipe_streams", "Clients that follow a run", "", {"": self._streams})
-
-
-def _gauge(name: str, words: str, label: str, values: dict[str, Any]) -> Metric:
-    family = GaugeMetricFamily(name, words, labels=[label] if label else [])
-    for each, value in values.items():
-        family.add_metric([each] if label else [], value)
-    return family
+    registry, runs = CollectorRegistry(), ws.store.runs
+    rows = runs.page(Wanted(states=OPEN), LOOKED_AT)
+    tallies = runs.tallies([row.id for row in rows if row.state == "ACTIVE"])
+    count = Gauge("recipe_open_runs", "Runs that are not over", ["state"], registry=registry)
+    oldest: dict[str, float] = {}
+    for row in rows:
+        live = row.state == "ACTIVE" and runs.live(row.id)
+        name = word(row.state, reason=row.reason, steps=[*tallies.get(row.id, ()), ("WAITING", "")], leases=(), claimed=live)
+        count.labels(name).inc()
+        oldest[name] = max(oldest.get(name, 0.0), time.time() - max(row.created, row.due or 0.0))
+    age = Gauge("recipe_oldest_run_seconds", "How long the oldest of them has been due", ["state"], registry=registry)
+    for name, seconds in oldest.items():
+        age.labels(name).set(seconds)
+    Gauge("recipe_workers", "Workers that have a run", registry=registry).set(len({row.claim for row in rows if row.claim}))
+    machines = Gauge("recipe_machines", "Machines that are rented", ["driver"], registry=registry)
+    with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
+        for lease in ledger.living():
+            machines.labels(lease.driver).inc()
+    Gauge("recipe_month_cost_usd", "What machines cost since the first of the month", registry=registry).set(costs.of_month().usd)
+    Gauge("recipe_artifact_bytes", "Bytes of the objects that are stored here", registry=registry).set(ws.store.index.stored_bytes())
+    Gauge("recipe_streams", "Clients that follow a run", registry=registry).set(streams)
+    return registry

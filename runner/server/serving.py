@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -187,10 +187,9 @@ def _worker(root: Path) -> Iterator[None]:
         yield
     finally:
         over.set()
-        process: subprocess.Popen[Any] = running[0]
+        process = running[0]
         process.terminate()
-        deadline = time.monotonic() + END_WITHIN
         try:
-            process.wait(max(0.0, deadline - time.monotonic()))
+            process.wait(END_WITHIN)
         except subprocess.TimeoutExpired:
             process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import CannotRun
-from ..interface.logs import Part, Tail, kept, unmaskable
+from ..interface.logs import Part, Tail, available, kept, missing, tail_of
 from ..interface.reported import reported
 from ..planning.ids import names
 from ..storage.workspace import Workspace
@@ -105,10 +105,9 @@ async def _event_stream(
 
 def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
     """The log of an attempt from its beginning, masked.  None: there is none yet, or no more, or it cannot be masked before its step is over."""
-    if not part.ended and not kept(ws.home, run, part).exists() and unmaskable(part, ws.root, ws.environ):
-        return None
     with suppress(CannotRun):
-        return Tail.of(ws.home, ws.root, run, part, ws.environ)
+        tail = None if missing(ws, run, part) else tail_of(ws, run, part)
+        return tail if isinstance(tail, Tail) else None  # rows of a database are not read by several threads
     return None
 
 
@@ -146,7 +145,7 @@ async def logs(
     def whole(found: Part) -> Response | None:
         with room.reading() as ws:
             try:
-                file = kept(ws.home, run, found).open("rb")
+                file = kept(ws, run, found).open("rb")
             except FileNotFoundError:
                 return Response(b"", media_type=_TEXT) if found.ended else None  # it printed nothing, and nothing is kept
             return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
@@ -167,12 +166,10 @@ async def logs(
 def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
     """What a log that is being written has by now, from an offset."""
     passed = 0
-    try:
-        while data := tail.read():
+    with closing(tail):
+        for data in available(tail, False):
             yield data[max(0, offset - passed) :]
             passed += len(data)
-    finally:
-        tail.close()
 
 
 async def _followed(
@@ -189,16 +186,10 @@ async def _followed(
                 over = beat.over or (part is not None and part.ended)
                 if tail is None and part is not None:
                     tail = await run_in_threadpool(begun, part)
-                while tail is not None and (data := tail.read()):
+                for data in available(tail, over) if tail is not None else ():
                     yield data[max(0, offset - passed) :]
                     passed += len(data)
                 if over:
-                    rest: list[bytes] = []
-                    if tail is not None:
-                        tail.rest(rest.append)
-                    for data in rest:
-                        yield data[max(0, offset - passed) :]
-                        passed += len(data)
                     return
                 await asyncio.wait({gone}, timeout=LOOK)
         finally:
@@ -223,10 +214,5 @@ def measured(
     of: Annotated[Literal["step", "machine"], Query(description="machine: GPUs, processors, memory, disk and net, every 5 seconds.")] = "step",
 ) -> Response:
     with room.reading() as ws:
-        row = run_of(ws, run)
-        lines = []
-        for part, points in reported(ws, row.id, step, attempt, of):
-            for n, point in enumerate(points, 1):
-                if n > after and (n - after - 1) % every == 0:
-                    lines.append(json.dumps({"step": part.step, "attempt": part.number, "n": n, "values": dict(point)}))
-        return Response("".join(f"{line}\n" for line in lines), media_type=_LINES)
+        found = [line for line in reported(ws, run_of(ws, run).id, step, attempt, of) if line.n > after and (line.n - after - 1) % every == 0]
+        return Response("".join(f"{json.dumps(line._asdict())}\n" for line in found), media_type=_LINES)

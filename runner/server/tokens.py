@@ -46,23 +46,15 @@ class Tokens:
 
     def __init__(self, folder: Path, locks: Locks) -> None:
         self._folder, self._path, self._locks = folder, folder / "tokens.json", locks
-        self._stamp: tuple[int, ...] = ()
-        self._known: tuple[Token, ...] = ()
 
     def all(self) -> tuple[Token, ...]:
         """Every token, the oldest first.  Raises Unusable where the file is damaged."""
         try:
-            found = os.stat(self._path)
+            return tuple(Token(**each) for each in json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return ()
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if stamp != self._stamp:
-            try:
-                self._known = tuple(Token(**each) for each in json.loads(self._path.read_bytes()))
-            except (ValueError, TypeError) as error:
-                raise Unusable("the file of tokens is damaged", fix=f"move {self._path} away: the next start makes a new token") from error
-            self._stamp = stamp
-        return self._known
+        except (ValueError, TypeError) as error:
+            raise Unusable("the file of tokens is damaged", fix=f"move {self._path} away: the next start makes a new token") from error
 
     def of(self, secret: str) -> Token | None:
         """The token that was given out as `secret`, unless it has expired.  Takes as long for any secret."""

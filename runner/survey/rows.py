@@ -42,6 +42,9 @@ class Rows:
         while data := self.read():
             write(data)
 
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
     def _object(self, content: Content) -> bytes:
         cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
         if cache is None or cache.bring([content]):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runner.execution.terms import Choice
-from runner.interface.logs import Part, Raw, Safe, Tail
+from runner.interface.logs import Part, Raw, Safe, tail_of
 from runner.storage.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
@@ -232,10 +232,11 @@ def test_a_line_without_end_is_shown_in_pieces() -> None:
 def test_a_secret_is_masked_across_reads(tmp_path: Path) -> None:
     raw = tmp_path / "a.log"
     raw.write_bytes(b"a" * ((1 << 18) - 5) + SECRET.encode() + b"b")
-    tail = Tail.of(tmp_path, tmp_path, "r", Part("a", 1, str(raw), ("T",)), {"T": SECRET})
-    assert tail is not None
     out = io.BytesIO()
-    tail.rest(Raw(out).write)
+    with Workspace.open(tmp_path, environ={**os.environ, "T": SECRET}) as ws:
+        tail = tail_of(ws, "r", Part("a", 1, str(raw), ("T",)))
+        assert tail is not None
+        tail.rest(Raw(out).write)
     assert out.getvalue() == b"a" * ((1 << 18) - 5) + b"***b"
 
 

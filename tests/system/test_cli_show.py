@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from docs import library_page
 from runner.interface import datasheet
-from runner.interface.cli import show
 from runner.language import document, library, parse
 from runner.paths import shipped
 from tests.support import Space
@@ -143,7 +143,7 @@ def test_a_datasheet_keeps_to_its_width(path: str, width: int) -> None:
 
 def test_the_page_of_the_library_is_what_the_recipes_say() -> None:
     page = (HOME / "docs" / "library.md").read_text("utf-8")
-    assert datasheet.refreshed(page, show.library_sheets()) == page, "write it anew: python -m docs.generate"
+    assert library_page.refreshed(page, library_page.sheets()) == page, "write it anew: python -m docs.generate"
     for entry in library.entries():
         assert f"## {entry.id}\n" in page and f"(#{entry.id.replace('@', '')})" in page
 
@@ -159,7 +159,7 @@ def test_the_page_says_once_what_several_recipes_have_and_recipes_that_differ_sa
         )
         for name, default in (("a", 0), ("b", 0), ("c", 1), ("d", 1), ("e", 1))
     ]
-    page = datasheet.refreshed(f"{datasheet.BEGIN}{datasheet.END}", sheets)
+    page = library_page.refreshed(f"{library_page.BEGIN}{library_page.END}", sheets)
     several, *each = page.split("\n## ")[1:]
     assert "| `seed` | integer = 1<br>Decides the order |" in several
     assert ["integer = 0<br>Decides the order" in section for section in each[:5]] == [True, True, False, False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -186,6 +187,15 @@ def test_errors_are_those_of_the_command_line(kept: Kept) -> None:
         runner.run_of("20260101-000000-abcdef", to=kept.to, workspace=kept.root)
     with pytest.raises(NotFound):
         runner.run_of("../../x", to=kept.to, workspace=kept.root)
+
+
+def test_a_run_that_waits_again_for_a_worker_needs_no_recovery(tmp_path: Path) -> None:
+    (tmp_path / "talk.yaml").write_text(TALK)
+    with runner.submit(tmp_path / "talk.yaml", workspace=tmp_path) as run:
+        run.pause()
+        run.resume()
+        listed = subprocess.run([*RECIPE, "runs", "-C", str(tmp_path), "--json"], capture_output=True, check=True, text=True)
+    assert [each["state"] for each in json.loads(listed.stdout)] == ["QUEUED"]
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:

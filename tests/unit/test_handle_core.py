@@ -101,10 +101,10 @@ def given(talk: core.Talk, server: Server) -> list[Any]:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_followed_comes_once_and_whole_whatever_is_lost(seed: int) -> None:
     server = Server(seed)
-    lines = given(core.lines("r", "", 0, True, Clock(lambda: server.now)), server)
+    lines = given(core.lines("r", "", 0, True), server)
     assert [(line.step, line.attempt, line.text) for line in lines] == [("a", 1, "one"), ("a", 1, "two"), ("a", 1, "ä three"), ("b", 1, "no end")]
     server = Server(seed)
-    assert [event.seq for event in given(core.events("r", 0, True, Clock(lambda: server.now)), server)] == list(range(1, len(server.events) + 1))
+    assert [event.seq for event in given(core.events("r", 0, True), server)] == list(range(1, len(server.events) + 1))
     server = Server(seed)
     (ended,) = given(core.wait("r", Clock(lambda: server.now, 500.0)), server)
     assert ended.state == "COMPLETED" and ended.progress.step == 1
@@ -124,7 +124,7 @@ def test_a_wait_ends_in_time_also_where_nothing_answers() -> None:
 
 
 def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> None:
-    talk = core.submit({"recipe": "x"}, "key", Clock(lambda: 0.0))
+    talk = core.submit({"recipe": "x"}, "key")
     first = next(talk)
     assert isinstance(talk.send(Lost("reset")), Nap)
     assert talk.send(None) == first and isinstance(first, Ask) and first.headers == {"Idempotency-Key": "key"}
@@ -132,7 +132,7 @@ def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> No
 
 
 def test_a_cancel_whose_answer_was_lost_is_not_asked_for_again() -> None:
-    talk = core.control("r", "cancel", {}, Clock(lambda: 0.0))
+    talk = core.control("r", "cancel", {})
     next(talk)
     with pytest.raises(Infrastructure, match="does not answer"):
         talk.send(Lost("reset"))
@@ -170,7 +170,7 @@ def test_every_problem_of_a_request_is_in_the_error() -> None:
 
 
 def test_a_download_goes_on_behind_what_came() -> None:
-    talk = core.download("r", (), Clock(lambda: 0.0))
+    talk = core.download("r", ())
     next(talk)
     listing = {"artifacts": [{"name": "s.o", "content": "f:00", "bytes": 6, "folder": False, "stored": True, "files": []}]}
     assert isinstance(talk.send(Reply(200, json.dumps(listing).encode())), Give)

@@ -62,5 +62,5 @@ def test_numbers_lie_in_their_range_and_are_short() -> None:
 def test_without_optuna_the_line_that_installs_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(CannotRun) as caught:
-        search.check()
+        search.library()
     assert caught.value.fix == "pip install 'recipe-runner[search]'"

@@ -62,9 +62,9 @@ def test_a_table_of_the_workspace_replaces_the_users_whole(root: Path, user: Pat
     assert found.store == "mine"
     assert found.driver("ssh") == {"hosts": ["a"]}
     assert found.driver("local") == {}
-    assert found.origins["stores", "team", "url"] == f"{root}/recipe.toml:2"
-    assert found.origins["store",] == f"{user}:1"
-    assert ("stores", "team", "profile") not in found.origins
+    assert found.said["stores", "team", "url"][1] == f"{root}/recipe.toml:2"
+    assert found.said["store",][1] == f"{user}:1"
+    assert ("stores", "team", "profile") not in found.said
 
 
 def test_a_store_is_named_by_a_word_or_a_url(root: Path) -> None:

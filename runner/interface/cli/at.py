@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...language.units import about
 from ...paths import beside
-from ...planning.ids import readable, stored
+from ...planning.ids import stored
 from ...storage.runs import FINAL
 from ..handle.far import Server, is_server
 from ..handle.shells import Place, Run, runs_of
-from ..logs import Raw, Safe
+from ..logs import for_stdout, head
 from ..tables import aligned
-from ..tail import canvas, named, shown, span
+from ..tail import named, shown, span
 from .chosen import moment
 from .control import ENDS, PATIENCE
 
 if TYPE_CHECKING:
     from ..handle.core import Status
-    from ..logs import Writer
 
 HERE: Final = "here"
 """The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""
@@ -198,15 +196,11 @@ def _status(place: Place, args: argparse.Namespace) -> int:
 def _logs(place: Place, args: argparse.Namespace) -> int:
     name, _, step = stored(args.run).partition("/")
     run = find(place, name)
-    writer: Writer = Raw(sys.stdout.buffer)
-    if sys.stdout.isatty():
-        writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
-    last, heads = "", not step
+    writer, last = for_stdout(), ""
     for line in run.logs(follow=args.follow, step=step, attempt=args.attempt or 0):
-        head = f"==> {readable(line.step)}{f', attempt {line.attempt}' if line.attempt > 1 else ''} <=="
-        if heads and head != last:
-            writer.head(head)
-            last = head
+        if not step and (now := head(line.step, line.attempt)) != last:
+            writer.head(now)
+            last = now
         writer.write(f"{line.text}\n".encode())
     writer.end()
     return 0

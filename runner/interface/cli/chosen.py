@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +19,9 @@ from ...paths import Location, is_path
 from ...planning.ids import names
 from ...storage.runs import Wanted
 from ...storage.store import home
-from ...storage.workspace import Workspace
+from ...storage.workspace import Workspace, local_folder
 from ...survey.survey import Request, read
-from .flags import add_values, out_folder, published_below, split_words, values_of
+from .flags import add_values, published_below, split_words, values_of
 
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
@@ -35,7 +37,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="RECIPE|INPUT=VALUE", help="recipes (default: that of the last run here), and inputs for them")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
     add_values(parser)
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where the recipe's outputs were published")
+    parser.add_argument("--out", type=local_folder, metavar="DIR", help="where the recipe's outputs were published")
     parser.add_argument("--python", default="", metavar="PYTHON", help="as for `recipe run`")
 
 
@@ -82,7 +84,8 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     out, current, folders = published_below(args), args.python == "current", args.location.folders(given)
     if names:
         return [Request(name, given, args.preset, out, current, typed_in=folders, origins=origins) for name in dict.fromkeys(names)]
-    last = _last(ws) or Request(library.meant(args.location, None))
+    known = (request_of_run(row) for row in ws.store.runs.latest(last=1))
+    last = next(known, None) or Request(library.meant(args.location, None))
     inputs, preset = {**last.inputs, **given}, args.preset or last.preset
     return [
         Request(last.recipe, inputs, preset, out or last.out, last.current_python or current, typed_in=folders, origins=origins, nodes=last.nodes)
@@ -95,10 +98,6 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
     if len(found) > 1:
         raise NotFound(f"more than one recipe: {', '.join(request.recipe for request in found)}", fix="name one; inputs are written INPUT=VALUE")
     return found[0]
-
-
-def _last(ws: Workspace) -> Request | None:
-    return next((asked for row in ws.store.runs.latest(last=1) if (asked := request_of_run(row)) is not None), None)
 
 
 def find_run(store: Store, word: str) -> RunRow:
@@ -203,3 +202,14 @@ def title(found: Survey) -> str:
     words += [f"preset {found.request.preset}"] if found.request.preset else []
     words += [f"{name}={value}" for name, value in found.request.inputs.items()]
     return found.plan.recipe + (f" ({', '.join(words)})" if words else "")
+
+
+def answers(found: Survey) -> dict[str, int]:
+    """How many steps have which answer."""
+    return dict(Counter(verdict.answer for verdict in found.verdicts))
+
+
+def in_all(counts: Mapping[str, int]) -> str:
+    """`3 to run, 9 fresh`."""
+    words = {"run": "to run", "maybe": "perhaps", "restore": "to restore", "fresh": "fresh", "skip": "skipped"}
+    return ", ".join(f"{counts[answer]} {word}" for answer, word in words.items() if answer in counts)

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import did_you_mean
+from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 
 RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
 
 RUN: Final = r"last(~[0-9]+)?|[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
 """What is the name of a run, and of no recipe."""
-
-
-def out_folder(text: str) -> Path:
-    """The value of --out.  Raises Invalid for an address such as s3://…"""
-    from ...storage.workspace import local_folder
-
-    return local_folder(text)
-
-
-def results_place(text: str) -> Path | str:
-    """The value of --out where it may be an address, which is text.  Raises Invalid."""
-    from ...storage import workspace
-
-    return workspace.results_place(text)
 
 
 def positive(text: str) -> int:
@@ -40,6 +27,8 @@ def positive(text: str) -> int:
 
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
     """The words that say what to run; `also_updates`: what `--update` does beside."""
+    from ...storage.workspace import results_place
+
     parser.add_argument("recipe", nargs="?", help=RECIPE)
     parser.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="values for the recipe's inputs")
     parser.add_argument("-f", "--file", metavar="FILE", help="the recipe, by path")
@@ -79,31 +68,36 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 def filters(words: Sequence[str]) -> dict[str, str]:
     """The filters of `--where`.  Raises Invalid."""
-    from ...errors import Invalid, Problem
+    return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
 
+
+def paired(words: Sequence[str], wrong: str = '"{}" is not INPUT=VALUE', fix: str = "write inputs as name=value") -> dict[str, str]:
+    """NAME=VALUE words as a mapping.  Raises Invalid, which says what is wrong with each that is none."""
     if bad := [word for word in words if "=" not in word]:
-        raise Invalid([Problem("bad-input", f'--where "{bad[0]}" is not NAME=VALUE', fix="such as --where gpu=4090")])
+        raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
     return dict(word.split("=", 1) for word in words)
+
+
+def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object], dict[str, str]]:
+    """Which recipe the words mean, the values that they and files give, and the files of those.  Raises NotFound, Invalid."""
+    from ...language import library
+
+    words, name = list(args.inputs), args.recipe
+    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
+        words.insert(0, name)
+        name = None
+    recipe = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, name)
+    return recipe, *values_of(args, paired(words))
 
 
 def request_of(args: argparse.Namespace) -> Any:
     """The Request that the words make.  Raises NotFound, Invalid."""
-    from ...errors import Invalid, Problem
     from ...language import library
     from ...survey.survey import Request
 
     take_stack(args)
     check_driver(args.driver)
-    words = list(args.inputs)
-    name = args.recipe
-    if name is not None and (args.file is not None or ("=" in name and "/" not in name.partition("=")[0])):
-        words.insert(0, name)
-        name = None
-    recipe = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, name)
-    bad = [word for word in words if "=" not in word]
-    if bad:
-        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
-    given, origins = values_of(args, dict(word.split("=", 1) for word in words))
+    recipe, given, origins = recipe_and_values(args)
     if os.environ.get("JOB_ID"):  # a platform's pod
         from ...language import parse
         from .. import pod
@@ -118,7 +112,6 @@ def take_stack(args: argparse.Namespace) -> None:
     if not getattr(args, "stack", ""):
         return
     from ... import settings
-    from ...errors import Invalid, Problem
 
     stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
     named = any(word.partition("=")[0] == "--driver" for word in args.line)
@@ -152,12 +145,7 @@ def add_values(parser: argparse.ArgumentParser) -> None:
 
 def values_of(args: argparse.Namespace, typed: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str]]:
     """The values that files and words give, and the files of those that words do not replace.  Raises Invalid, NotFound."""
-    from ...errors import Invalid, Problem
-
-    bad = [word for word in args.parts if "=" not in word]
-    if bad:
-        raise Invalid([Problem("bad-input", f'--set "{word}" is not NAME=VALUE', fix="write --set name=value") for word in bad])
-    words = {**typed, **dict(word.split("=", 1) for word in args.parts)}
+    words: dict[str, object] = {**typed, **paired(args.parts, '--set "{}" is not NAME=VALUE', "write --set name=value")}
     if not args.values_files:
         return words, {}
     from ...survey.values_files import values
@@ -189,7 +177,6 @@ def check_driver(name: str) -> None:
     if name == "local":
         return
     from ... import extensions
-    from ...errors import NotFound
 
     known = extensions.drivers(name)
     if name not in known:
@@ -199,3 +186,11 @@ def check_driver(name: str) -> None:
 def color(stream: Any) -> bool:
     """Whether colours may be written there."""
     return bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def agreed(question: str, unasked: RecipeError) -> bool:
+    """Whether the person at the terminal says yes.  Raises `unasked` where there is none."""
+    if not sys.stdin.isatty():
+        raise unasked
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

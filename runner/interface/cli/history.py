@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from ...planning.ids import names, readable, stored
 from ...planning.schedule import word
 from ...survey.input_manifests import manifest
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
-from ..logs import Follower, Raw, Safe, parts, show
+from ..logs import Follower, for_stdout, parts, show
 from ..tables import aligned
-from ..tail import canvas, named, shown, span
+from ..tail import named, shown, span
 from . import costs
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
 from .flags import positive
@@ -165,7 +164,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd:
     phases = list(tally)
     if not isinstance(total, int) or total > ready + sum(counts.values()):
         phases.append(("WAITING", ""))  # a step that nothing has happened to has no row
-    begun = "ACTIVE" if row.state == "QUEUED" and row.fence else row.state  # a worker has it, and may have died before it stored a move
+    begun = "ACTIVE" if row.state == "QUEUED" and row.claim else row.state  # a worker has it, and may have died before it stored a move
     leases = _leases(row.id) if begun == "ACTIVE" else ()
     return {
         "id": row.id,
@@ -196,9 +195,7 @@ def overview(ws: Workspace, row: RunRow, tally: dict[tuple[str, str], int], usd:
 
 def _logs(ws: Workspace, args: argparse.Namespace) -> int:
     row, step = _run_and_step(ws, args.run)
-    writer: Writer = Raw(sys.stdout.buffer)
-    if sys.stdout.isatty():
-        writer = Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
+    writer = for_stdout()
     if args.follow and args.attempt is None:
         return _follow(ws, row, step, writer, args.node)
     found = parts(ws.store.runs.events(row.id), args.node)

@@ -29,7 +29,7 @@ def _answered(words: list[str]) -> int:
     except SystemExit as end:  # the command line could not be read, or asked for help
         return end.code if isinstance(end.code, int) else 0
     except Exception as error:
-        return _explain(error, words)
+        return explain(error, words)
 
 
 def _open_streams() -> None:
@@ -77,7 +77,8 @@ def _discard() -> None:
     os.close(nothing)
 
 
-def _explain(error: Exception, words: Sequence[str]) -> int:
+def explain(error: Exception, words: Sequence[str] = ()) -> int:
+    """Say what is wrong; the exit code.  Problems are printed as the `--format` among the words says."""
     from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 

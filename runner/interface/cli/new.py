@@ -122,14 +122,12 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     from ...language import parse
     from ...storage.workspace import Workspace
     from ..tailoring import tailor
-    from .flags import split_words
+    from .flags import paired
 
     if args.origin is None or args.gpu is None or args.script is not None:
         known = ", ".join(gpu.name for gpu in figures().gpus)
         raise Invalid([Problem("bad-input", "--from and --gpu go together, and without --script", fix=f"known GPUs: {known}")])
-    strange, given = split_words(args.inputs)
-    if strange:
-        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in strange])
+    given = paired(args.inputs)
     recipe = parse.load(library.find(args.origin, args.workspace))
     if "/" in args.origin or args.origin.endswith((".yaml", ".yml")):
         raise NotFound(f"{args.origin} is no recipe of the library", fix="put `gpu` and `gpu_memory` into its own resources")

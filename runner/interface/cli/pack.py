@@ -19,11 +19,10 @@ from ...retry import backoff, retry
 from ...storage import packed
 from ...storage.files import Changed, Content, Entry, entries, scan
 from ...storage.pack import Shard, shards
-from ...storage.workspace import Workspace
+from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
 from ..tail import canvas, shown
 from .chosen import opened
-from .flags import out_folder
 
 TRIES = 3
 
@@ -35,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="PATH",
         help="the dataset: a directory, or a file, which is packed as it is, archives too; or its address: s3:// gs:// hf:// https://",
     )
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
+    parser.add_argument("--out", type=local_folder, metavar="DIR", help="write the pack below DIR: tar shards, manifest.json, SHA256SUMS")
     parser.add_argument(
         "--verify", metavar="DIR|ID", help="check the pack in DIR; with PATH: read all of PATH and name everything in which it differs from DIR or ID"
     )

@@ -22,6 +22,7 @@ from ...hosts.kept import KeptLeases
 from ...hosts.leases import Leases, driver_of, rents
 from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ...storage.store import home
+from .flags import agreed
 
 _ID = re.compile(r"[0-9a-f]{8}")
 
@@ -138,10 +139,8 @@ def _agreed(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool
     """Whether a person wants these ended.  Raises Invalid where none can be asked."""
     if args.yes:
         return True
-    if not sys.stdin.isatty():
-        raise Invalid([Problem("bad-input", f"{option} ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")])
-    print("\n".join(lines))
-    return input(f"end {len(lines)} machine(s), and what runs there? [y/N] ").strip().lower() in ("y", "yes")
+    unasked = Problem("bad-input", f"{option} ends machines on which a training may be", fix="look with `recipe reap -n`, then add --yes")
+    return agreed("\n".join([*lines, f"end {len(lines)} machine(s), and what runs there?"]), Invalid([unasked]))
 
 
 def _known(args: argparse.Namespace) -> list[Known]:

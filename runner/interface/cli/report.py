@@ -32,7 +32,6 @@ from .history import earlier, overview
 if TYPE_CHECKING:
     from ...storage.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
-    from ..views import LinkData
 
 _LISTED = 60  # steps
 _COLUMNS = 5  # metrics of a table
@@ -167,7 +166,7 @@ class RunReport(TypedDict):
     reason: str
     seconds: float | None
     fresh: int
-    links: list[LinkData]  # where else its numbers can be looked at
+    links: list[dict[str, str]]  # where else its numbers can be looked at: of which step, what, and where
     steps: list[StepReport]
 
 
@@ -188,7 +187,7 @@ def described(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "reason": row.reason,
         "seconds": summary["seconds"],
         "fresh": summary["steps"]["fresh"],
-        "links": [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row) if step is None or step in names(each.step)],
+        "links": [each._asdict() for each in links(ws, row) if step is None or step in names(each.step)],
         "steps": [_report_of(ws, row.id, each, row.inputs) for each in chosen],
     }
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import bare, names, stored
 from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison
-from ..tables import aligned, cell, comma_separated, markdown
+from ..tables import aligned, cell, markdown
 from ..tail import named, shown, span
 from .chosen import moment, near_step, opened, recipe_of
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.csv:
         rows = [row for table in tables for row in table.flat()]
         columns = wanted or list(dict.fromkeys(name for row in rows for name in row))
-        print(comma_separated([columns, *([row.get(name) for name in columns] for row in rows)]), end="")
+        csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *([row.get(name) for name in columns] for row in rows)])
     elif not tables:
         print(f"no step of {recipe} reported metrics: {_NONE}")
     else:

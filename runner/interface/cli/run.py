@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Invalid, Problem
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...execution.refusals import concerned
 from ...execution.session import look
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
-from ..tail import named, shown
-from .chosen import begun
-from .flags import add_request, add_where, color, filters, positive, request_of
+from ..tail import named, shown, span
+from .chosen import answers, begun, in_all
+from .flags import add_request, add_where, agreed, color, filters, positive, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -100,10 +102,34 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
-        from .in_cluster import submitted
-
-        return submitted(ws, args)
+        return _in_cluster(ws, args)
     return carried_out(ws, request, choice, settings, args)
+
+
+def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
+    """Have a job of the cluster carry out this command line, for login nodes that end long processes and laptops that are closed.
+
+    Prints how to follow it.  Raises CannotRun, Infrastructure.
+    """
+    import asyncio
+
+    from drivers.base import DriverError, Working
+
+    from ...hosts.leases import driver_of
+
+    driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
+    if not isinstance(driver, Working):
+        raise CannotRun(f"the driver {args.driver} has no jobs for a worker", fix="--in-cluster goes with --driver slurm")
+    folder = ws.home / "in-cluster"
+    folder.mkdir(exist_ok=True)
+    log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    words = [word for word in args.line if word != "--in-cluster"]
+    try:
+        job = asyncio.run(driver.work((sys.executable, "-m", "runner.interface.cli.main", *words), os.getcwd(), str(log)))
+    except DriverError as error:
+        raise Infrastructure(str(error), fix=f"`recipe doctor --driver {args.driver}` looks at each part of the way there") from error
+    print(f"job {job} works on this run\n  follow it: tail -F {log}\n  its steps: recipe status\n  end it:    recipe cancel")
+    return 0
 
 
 def choice_of(args: argparse.Namespace) -> Choice:
@@ -136,8 +162,6 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """What would be rented, and what next; nothing where the driver rents nothing."""
-    from ...errors import Infrastructure
-
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
@@ -204,9 +228,8 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     total = offering.to_confirm(ws, list(_shelves(ws, found, args).values()), limits.cost, max(1, at_once)) if found.todo else None
     if total is None:
         return True
-    if not sys.stdin.isatty():
-        raise Invalid([Problem("bad-input", f"it would cost about ${total:.2f}", fix="add --yes, or raise `confirm` in the driver's settings")])
-    return input(f"it would cost about ${total:.2f}; rent? [y/N] ").strip().lower() in ("y", "yes")
+    cost = f"it would cost about ${total:.2f}"
+    return agreed(f"{cost}; rent?", Invalid([Problem("bad-input", cost, fix="add --yes, or raise `confirm` in the driver's settings")]))
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
@@ -238,7 +261,7 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
         from ..desktop import notify
 
         counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
-        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {_seconds(summary.seconds)}"):
+        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
             print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
     if summary.interrupted:
         return 130
@@ -253,20 +276,18 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     """The plan for people: one line a step, then every reason."""
     from ...survey.explain import replaced, resumes, shown_command
 
-    counts: dict[str, int] = {}
     lines = []
     why = reasons(ws, found)
     estimated = _estimated(ws, found)
     width = min(40, max((len(named(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]
-        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
         if verdict.answer == "fresh" and quiet:
             continue
         # What a training on a GPU takes is estimated: an earlier one may have been a smoke without a GPU.
         known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
-        time = f"  ~{_seconds(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{time}")
+        takes = f"  ~{span(expected[node.id])}" if known else ""
+        lines.append(f"{verdict.answer:8} {named(node.id):<{width}}{takes}")
         lines += [f"{'':9}{named(line)}" for reason in why[n] for line in reason.splitlines() if line]
         lines += [f"{'':9}would replace {words}" for words in replaced(ws, verdict.conflicts)]
         if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
@@ -283,15 +304,10 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
     for pending in found.plan.pending:
         lines.append(f"maybe    {pending.step}[…]")
         lines.append(f"{'':9}one for each {pending.pattern} that {pending.producer} makes")
-    total = ", ".join(
-        f"{counts[answer]} {word}"
-        for answer, word in (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
-        if answer in counts
-    )
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")
-    lines.append(f"{found.plan.recipe}: {total}")
+    lines.append(f"{found.plan.recipe}: {in_all(answers(found))}")
     return "\n".join(lines)
 
 
@@ -394,16 +410,7 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         print(render(warnings, "text", color(sys.stderr)), file=sys.stderr)
 
 
-def _seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
-
-
 def _pool(word: str) -> tuple[str, float]:
-    from ...errors import Invalid, Problem
-
     name, _, amount = word.partition("=")
     try:
         return name, float(amount)

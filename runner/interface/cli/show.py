@@ -23,7 +23,7 @@ from .flags import RECIPE, RUN, add_values, split_words, values_of
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
     from ...language.values import Tree
-    from ..datasheet import Data, Sheet, Took
+    from ..datasheet import Data, Took
 
 _LICENCES: Final = {
     "SIL OPEN FONT LICENSE Version 1.1": "SIL Open Font License 1.1",
@@ -158,15 +158,6 @@ def estimated(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
         if lines := [each.brief for each in kinds if each.found is not None or each.seconds is not None]:
             found[name] = lines
     return found
-
-
-def library_sheets() -> list[Sheet]:
-    """The datasheet of every recipe that is ours, without what any run took."""
-    from ...language import parse
-    from .. import datasheet
-
-    recipes = [parse.load(entry.path) for entry in library.entries() if not entry.origin]
-    return [datasheet.Sheet(recipe, {}, data(recipe), locked(recipe)) for recipe in recipes]
 
 
 def data(recipe: Recipe) -> list[Data]:

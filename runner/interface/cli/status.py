@@ -13,18 +13,15 @@ from ...survey.upkeep import examined, stale
 from ..differences import lines
 from ..tail import named, shown, span
 from . import costs
-from .chosen import add_words, moment, opened, requests, title
+from .chosen import add_words, answers, in_all, moment, opened, requests, title
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
     from ...storage.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
-    from ..views import LinkData
 
 FEW = 20
-
-COUNTS = (("run", "to run"), ("maybe", "perhaps"), ("restore", "to restore"), ("fresh", "fresh"), ("skip", "skipped"))
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -85,15 +82,12 @@ class Begun(TypedDict):
     steps: dict[str, dict[str, float]]
     """Of each step that runs for longer than 5 seconds: how far it is, and what its machine has to do."""
     usd: float  # what its machines cost so far
-    links: list[LinkData]
+    links: list[dict[str, str]]
     """Where else the numbers of its steps can be looked at."""
 
 
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
     """How things stand with one recipe."""
-    counts: dict[str, int] = {}
-    for verdict in found.verdicts:
-        counts[verdict.answer] = counts.get(verdict.answer, 0) + 1
     steps: list[StepStatus] = []
     going = [n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)]
     nodes = found.plan.nodes
@@ -120,7 +114,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         "recipe": found.plan.recipe,
         "title": title(found),
         "fresh": not steps,
-        "counts": counts,
+        "counts": answers(found),
         "steps": steps,
         "edited": sorted(edited),
         "stale": [item.row.path for item in old if item.now != "gone"],
@@ -128,8 +122,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
 
 
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
-    counts = report["counts"]
-    total = ", ".join(f"{counts[answer]} {word}" for answer, word in COUNTS if answer in counts)
+    total = in_all(report["counts"])
     state = f"everything is fresh ({total})" if report["fresh"] else total
     text = [f"{shown(report['title'])}: {state}"]
     steps = report["steps"] if all else report["steps"][:FEW]
@@ -158,8 +151,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
             good.add(row.recipe)
         elif row.state in ("ACTIVE", "QUEUED"):
             if ws.store.runs.live(row.id):
-                found: list[LinkData] = [{"step": each.step, "name": each.name, "to": each.to} for each in links(ws, row)]
-                going.append(_run(row, _seen(ws, row.id), found))
+                going.append(_run(row, _seen(ws, row.id), [each._asdict() for each in links(ws, row)]))
             elif row.due is not None:
                 queued.append(_run(row))
             elif row.state == "ACTIVE" and row.recipe not in good:
@@ -167,7 +159,7 @@ def unfinished(ws: Workspace) -> tuple[list[Begun], list[Begun], list[Begun]]:
     return going, died, queued
 
 
-def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[LinkData] | None = None) -> Begun:
+def _run(row: RunRow, steps: dict[str, dict[str, float]] | None = None, found: list[dict[str, str]] | None = None) -> Begun:
     usd = costs.of_run(row.id).usd
     return {"run": row.id, "recipe": row.recipe, "created": row.created, "steps": steps or {}, "usd": usd, "links": found or []}
 

@@ -16,15 +16,14 @@ from ...execution.results import collect
 from ...execution.session import look
 from ...execution.terms import request_of_run
 from ...language.units import about
-from ...paths import is_path
+from ...paths import is_path, settings_files
 from ...storage.remote_cache import RemoteCache, Tally, push
 from ...storage.runs import FINAL
-from ...storage.workspace import Workspace
+from ...storage.workspace import Workspace, local_folder
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
 from . import saved
 from .chosen import add_words, find_run, opened, requests
-from .flags import out_folder
 
 if TYPE_CHECKING:
     from ...storage.index import Trace
@@ -46,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         return
     if verb == "fetch":
         parser.add_argument("run", nargs="?", default="last", metavar="RUN", help="an id or a part of one, last (the default), last~1")
-        parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to (default: where `recipe run` would publish)")
+        parser.add_argument("--out", type=local_folder, metavar="DIR", help="where to (default: where `recipe run` would publish)")
         parser.add_argument("--overwrite", action="store_true", help="replace files that no run left there")
         parser.epilog = "examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
     else:
@@ -186,13 +185,11 @@ def _meter(args: argparse.Namespace, count: Callable[[], int]) -> Iterator[Calla
 
 
 def _config(args: argparse.Namespace) -> int:
-    import os
-
-    from ...settings import listed, paths
+    from ...settings import listed
 
     with opened(args.workspace) as ws:
         config = ws.config
-        files = [str(path) for path in paths(ws.root, os.environ)]
+        files = settings_files(ws.root, os.environ)
     rows = listed(config)
     if args.json:
         read = [{"path": path, "exists": os.path.exists(path)} for path in files]

@@ -21,7 +21,7 @@ from ...survey import comparison, stopped
 from ...survey.results import points
 from ...survey.survey import Request
 from . import run as running
-from .flags import positive, published_below, values_of
+from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text
 
 if TYPE_CHECKING:
@@ -62,21 +62,11 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...language import parse
-    from .flags import check_driver
 
     check_driver(args.driver)
-    words = list(args.inputs)
-    if args.recipe is not None and (args.file is not None or ("=" in args.recipe and "/" not in args.recipe.partition("=")[0])):
-        words.insert(0, args.recipe)
-        args.recipe = None
-    bad = [word for word in words if "=" not in word]
-    if bad:
-        raise Invalid([Problem("bad-input", f'"{word}" is not INPUT=VALUE', fix="write inputs as name=value") for word in bad])
-    meant = library.path(args.location, args.file) if args.file is not None else library.meant(args.location, args.recipe)
+    meant, given, origins = recipe_and_values(args)
     source = library.find(meant, args.workspace)
-    recipe = parse.load(source)
-    given, origins = values_of(args, dict(word.split("=", 1) for word in words))
-    asked = _Asked(args, recipe, meant, source, given, origins)
+    asked = _Asked(args, parse.load(source), meant, source, given, origins)
     if asked.metric is None and (args.tpe is not None or args.stop_early):
         flag = "--tpe" if args.tpe is not None else "--stop-early"
         raise Invalid([Problem("bad-input", f"{flag} needs to know what is better", fix="add --min METRIC or --max METRIC")])
@@ -146,7 +136,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
     from .. import search, sweeps
 
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
-    search.check()
+    search.library()  # before anything is run
     where = sweeps.space(asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric)
     fixed = {name: str(each) for name, each in where.fixed.items()}
     study = of_value("search", [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed])

@@ -17,6 +17,7 @@ from ...survey.upkeep import Shown, adopt, demand_over, demand_quiet, discard, e
 from ..differences import brief
 from ..tail import named, shown
 from .chosen import add_words, begun, existing, find_nodes, find_run, moment, one_request, requests
+from .flags import agreed
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -172,21 +173,14 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
             print(f"{row.id}  {shown(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts")
     if args.dry_run:
         return 0
-    if not args.yes and not _agreed(len(rows)):
+    which = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
+    if not args.yes and not agreed(f"forget {which}?", CannotRun("there is no terminal to ask at", fix="add --yes")):
         print("nothing was removed", file=sys.stderr)
         return 3
     freed = forget(ws, [row.id for row in rows], beside)
     if not args.quiet:
         print(f"freed {about(freed)}; results stay, `recipe gc` removes those that nothing needs")
     return 0
-
-
-def _agreed(count: int) -> bool:
-    """Whether the person at the terminal says yes.  Raises CannotRun where there is none."""
-    if not sys.stdin.isatty():
-        raise CannotRun("there is no terminal to ask at", fix="add --yes")
-    print(f"forget {'this run' if count == 1 else f'these {count} runs'}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:

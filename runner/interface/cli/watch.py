@@ -7,12 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ...errors import CannotRun, Invalid, RecipeError
+from ...errors import CannotRun, RecipeError
 from ...execution.session import look
-from ..diagnostics import render
 from . import run as running
 from .chosen import begun
 from .flags import request_of
+from .main import explain
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice
@@ -61,8 +61,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
             ws.share(args.store)
             return running.carried_out(ws, request, choice, running.settings_of(args), args)
     except RecipeError as error:
-        _explain(error)
-        return error.exit_code
+        return explain(error)
 
 
 def _edited(before: _Seen, after: _Seen) -> bool:
@@ -93,10 +92,3 @@ def _seen(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_
     except RecipeError as error:
         found = str(error)
     return found, time.monotonic() - began
-
-
-def _explain(error: RecipeError) -> None:
-    if isinstance(error, Invalid):
-        print(render(error.problems, "text", sys.stderr.isatty()), end="", file=sys.stderr)
-    else:
-        print(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr)

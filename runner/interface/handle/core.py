@@ -8,7 +8,8 @@ was lost is asked for again in one place: what was given once is not given again
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -67,6 +68,9 @@ class Lost(Exception):
     """No answer came, or only a part of one."""
 
 
+Pieces: TypeAlias = Generator[bytes, None, None]
+AsyncPieces: TypeAlias = AsyncGenerator[bytes, None]
+
 Step: TypeAlias = Ask | More | Nap | Give
 Heard: TypeAlias = Reply | bytes | Lost | None
 Talk: TypeAlias = Generator[Step, Heard, None]
@@ -76,18 +80,20 @@ _V = TypeVar("_V", bound=tuple[Any, ...])
 
 
 class Clock(NamedTuple):
-    """Until when something is tried.  `now` counts seconds."""
+    """Until when something is tried: `now` counts seconds, and `words` say what did not happen.  By default without an end."""
 
-    now: Callable[[], float]
-    until: float | None = None
+    now: Callable[[], float] = lambda: 0.0
+    until: float = math.inf
+    words: str = ""
 
-    def left(self, words: str) -> float:
+    def left(self) -> float:
         """Seconds that are left.  Raises TimedOut."""
-        if self.until is None:
-            return LONGEST_NAP
         if (left := self.until - self.now()) <= 0:
-            raise TimedOut(words)
+            raise TimedOut(self.words)
         return left
+
+
+ENDLESS: Final = Clock()
 
 
 # -- values ----------------------------------------------------------------------------------------------------------------------------------------
@@ -164,7 +170,7 @@ class Point(NamedTuple):
     step: str
     attempt: int
     n: int
-    values: Mapping[str, float]
+    values: Mapping[str, float | str]
 
 
 class Line(NamedTuple):
@@ -250,7 +256,7 @@ def _json(reply: Reply) -> Mapping[str, Any]:
     return found
 
 
-def _got(ask: Ask, tries: int, clock: Clock, words: str = "no answer came in time") -> _Part[Reply]:
+def _got(ask: Ask, tries: int, clock: Clock = ENDLESS) -> _Part[Reply]:
     """The answer to a request, which is asked again where none came.  Raises what it says."""
     tried = 0
     while True:
@@ -263,12 +269,12 @@ def _got(ask: Ask, tries: int, clock: Clock, words: str = "no answer came in tim
             raise error_of(heard)
         if isinstance(heard, Lost) and tried >= tries:
             raise Infrastructure(f"the server does not answer: {heard}", fix="look whether it runs, and at its address")
-        yield from _nap(tried, heard, clock, words)
+        yield from _nap(tried, heard, clock)
 
 
-def _nap(tried: int, heard: Reply | Lost, clock: Clock, words: str) -> _Part[None]:
+def _nap(tried: int, heard: Reply | Lost, clock: Clock = ENDLESS) -> _Part[None]:
     wait = heard.retry_after if isinstance(heard, Reply) and heard.retry_after else 0.25 * 2 ** min(tried - 1, 10)
-    yield Nap(min(wait, LONGEST_NAP, clock.left(words)))
+    yield Nap(min(wait, LONGEST_NAP, clock.left()))
 
 
 def _of(run: str, what: str = "") -> str:
@@ -278,26 +284,26 @@ def _of(run: str, what: str = "") -> str:
 # -- operations ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def submit(body: Mapping[str, object], key: str, clock: Clock) -> Talk:
+def submit(body: Mapping[str, object], key: str) -> Talk:
     """Store a run, and give its id.  With a key it is stored once, however often it is asked for."""
-    reply = yield from _got(Ask("POST", "v1/runs", {}, body, {"Idempotency-Key": key}), FEW, clock)
+    reply = yield from _got(Ask("POST", "v1/runs", {}, body, {"Idempotency-Key": key}), FEW)
     yield Give(str(_json(reply).get("id", "")))
 
 
-def status(run: str, clock: Clock) -> Talk:
+def status(run: str) -> Talk:
     """Give how a run stands."""
-    yield Give((yield from _status(run, FEW, clock)))
+    yield Give((yield from _status(run, FEW)))
 
 
-def _status(run: str, tries: int, clock: Clock) -> _Part[Status]:
+def _status(run: str, tries: int, clock: Clock = ENDLESS) -> _Part[Status]:
     return status_of(_json((yield from _got(Ask("GET", _of(run)), tries, clock))))
 
 
-def runs(query: Mapping[str, str | int], limit: int, clock: Clock) -> Talk:
+def runs(query: Mapping[str, str | int], limit: int) -> Talk:
     """Give runs, the newest first."""
     after = ""
     while limit > 0:
-        page = _json((yield from _got(Ask("GET", "v1/runs", {**query, "limit": min(limit, 200), **({"after": after} if after else {})}), FEW, clock)))
+        page = _json((yield from _got(Ask("GET", "v1/runs", {**query, "limit": min(limit, 200), **({"after": after} if after else {})}), FEW)))
         for each in page.get("runs", ()):
             yield Give(status_of(each))
             limit -= 1
@@ -306,13 +312,13 @@ def runs(query: Mapping[str, str | int], limit: int, clock: Clock) -> Talk:
             return
 
 
-def control(run: str, what: str, body: Mapping[str, object], clock: Clock) -> Talk:
+def control(run: str, what: str, body: Mapping[str, object]) -> Talk:
     """Ask a run to cancel, pause or resume, or run it anew.  Gives the id of the run that goes on."""
-    yield Give(str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1, clock))).get("run", run)))
+    yield Give(str(_json((yield from _got(Ask("POST", _of(run, what), {}, body), 1))).get("run", run)))
 
 
-def _news(run: str, after: int, tries: int, clock: Clock, words: str) -> _Part[list[Event]]:
-    page = _json((yield from _got(Ask("GET", _of(run, "events"), {"after": after}), tries, clock, words)))
+def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[list[Event]]:
+    page = _json((yield from _got(Ask("GET", _of(run, "events"), {"after": after}), tries, clock)))
     return [event_of(each) for each in page.get("events", ())]
 
 
@@ -320,13 +326,13 @@ def _ends(event: Event) -> bool:
     return event.subject == "run" and event.after in FINAL
 
 
-def events(run: str, after: int, follow: bool, clock: Clock) -> Talk:
+def events(run: str, after: int, follow: bool) -> Talk:
     """Give the events of a run whose numbers are above `after`; where they are followed also those that come, until it is over."""
     nap, over = SOON, False
     if follow:
-        over = (yield from _status(run, FEW, clock)).over
+        over = (yield from _status(run, FEW)).over
     while True:
-        some = yield from _news(run, after, FOREVER if follow else FEW, clock, "")
+        some = yield from _news(run, after, FOREVER if follow else FEW)
         for event in some:
             after = event.seq
             over = over or _ends(event)
@@ -342,21 +348,21 @@ def events(run: str, after: int, follow: bool, clock: Clock) -> Talk:
 
 def wait(run: str, clock: Clock) -> Talk:
     """Give how a run stands when it is over.  Raises TimedOut."""
-    words = f"run {run} is not over yet"
+    clock = clock._replace(words=f"run {run} is not over yet")
     now = yield from _status(run, FOREVER, clock)
     after, nap, over = now.seq, SOON, now.over
     while not over:
-        yield Nap(min(nap, clock.left(words)))
-        some = yield from _news(run, after, FOREVER, clock, words)
+        yield Nap(min(nap, clock.left()))
+        some = yield from _news(run, after, FOREVER, clock)
         nap = SOON if some else min(LATER, nap * 1.5)
         after = some[-1].seq if some else after
         over = any(map(_ends, some))
     yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
 
 
-def points(run: str, query: Mapping[str, str | int], clock: Clock) -> Talk:
+def points(run: str, query: Mapping[str, str | int]) -> Talk:
     """Give what the steps of a run reported."""
-    reply = yield from _got(Ask("GET", _of(run, "metrics"), query), FEW, clock)
+    reply = yield from _got(Ask("GET", _of(run, "metrics"), query), FEW)
     for line in reply.body.splitlines():
         yield Give(_read(Point, Point._fields, json.loads(line)))
 
@@ -387,7 +393,7 @@ class _Attempt:
         return Line(self.step, self.number, data.decode(errors="replace").removesuffix("\r"))
 
 
-def lines(run: str, step: str, attempt: int, follow: bool, clock: Clock) -> Talk:
+def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
     """Give the lines that a run printed, attempt after attempt in the order in which they began; where it is followed until it is over.
 
     `step` is one of its steps, or all where it is empty; `attempt` one of their attempts.  0: without following, the last of each step, else all.
@@ -395,9 +401,9 @@ def lines(run: str, step: str, attempt: int, follow: bool, clock: Clock) -> Talk
     found: list[_Attempt] = []
     going: dict[str, _Attempt] = {}
     after, nap, shown = 0, SOON, 0
-    over = not follow or (yield from _status(run, FEW, clock)).over
+    over = not follow or (yield from _status(run, FEW)).over
     while True:
-        some = yield from _news(run, after, FOREVER if follow else FEW, clock, "")
+        some = yield from _news(run, after, FOREVER if follow else FEW)
         for event in some:
             after = event.seq
             over = over or _ends(event)
@@ -408,7 +414,7 @@ def lines(run: str, step: str, attempt: int, follow: bool, clock: Clock) -> Talk
         if not follow and not attempt:
             found = list({each.step: each for each in found}.values())
         while shown < len(found):
-            after, heard = yield from _printed(run, found[shown], follow and not over, after, clock)
+            after, heard = yield from _printed(run, found[shown], follow and not over, after)
             for event in heard:
                 over = over or _ends(event)
                 _hear(event, found, going, step, attempt)
@@ -433,7 +439,7 @@ def _hear(event: Event, found: list[_Attempt], going: dict[str, _Attempt], step:
         going.pop(event.id).ended = True
 
 
-def _printed(run: str, each: _Attempt, follow: bool, after: int, clock: Clock) -> _Part[tuple[int, list[Event]]]:
+def _printed(run: str, each: _Attempt, follow: bool, after: int) -> _Part[tuple[int, list[Event]]]:
     """Give what an attempt printed, to its end where it is followed; answers the events that were read meanwhile.
 
     A stream may end because the server does.  So an attempt is read to its end only where it was known to be over before.
@@ -444,18 +450,18 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int, clock: Clock) -
         was_over = each.ended or any(_ends(event) for event in heard)
         query: dict[str, str | int] = {"step": each.step, "attempt": each.number, "offset": each.offset, **({"follow": "true"} if follow else {})}
         before = each.offset
-        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each)
+        trouble = yield from _streamed(Ask("GET", _of(run, "logs"), query, streams=True), each.take, 404)  # an attempt without a log printed nothing
         tried = tried + 1 if trouble is not None and each.offset == before else 0
         if trouble is None and (was_over or not follow):
             break
         if trouble is not None:
             if not follow and tried >= FEW:
                 raise Infrastructure(f"the server does not answer: {trouble}", fix="look whether it runs, and at its address")
-            yield from _nap(max(1, tried), trouble, clock, "")
+            yield from _nap(max(1, tried), trouble)
         elif each.offset == before:
             yield Nap(SOON)
         if follow:
-            some = yield from _news(run, after, FOREVER, clock, "")
+            some = yield from _news(run, after, FOREVER)
             after = some[-1].seq if some else after
             each.ended = each.ended or any(event.subject == "step" and event.id == each.step and event.before == "RUNNING" for event in some)
             heard += some
@@ -464,13 +470,13 @@ def _printed(run: str, each: _Attempt, follow: bool, after: int, clock: Clock) -
     return after, heard
 
 
-def _streamed(ask: Ask, each: _Attempt) -> _Part[Reply | Lost | None]:
-    """Give the lines of one answer; what went wrong where it did not come to its end.  An attempt without a log printed nothing."""
+def _streamed(ask: Ask, take: Callable[[bytes], Iterable[object]], nothing: int) -> _Part[Reply | Lost | None]:
+    """Give what `take` makes of the pieces of one answer; what went wrong where it did not come to its end.  The status `nothing`: it has none."""
     heard = yield ask
     assert isinstance(heard, (Reply, Lost))
     if isinstance(heard, Lost) or heard.status in AGAIN:
         return heard
-    if heard.status == 404:
+    if heard.status == nothing:
         return None
     if heard.status >= 400:
         raise error_of(heard)
@@ -481,13 +487,13 @@ def _streamed(ask: Ask, each: _Attempt) -> _Part[Reply | Lost | None]:
         assert isinstance(piece, bytes)
         if not piece:
             return None
-        for line in each.take(piece):
-            yield Give(line)
+        for item in take(piece):
+            yield Give(item)
 
 
-def download(run: str, chosen: Sequence[str], clock: Clock) -> Talk:
+def download(run: str, chosen: Sequence[str]) -> Talk:
     """Give a File, and its bytes, for each file of the outputs of a run; `chosen` are names of outputs, or all where it is empty."""
-    known = _json((yield from _got(Ask("GET", _of(run, "artifacts")), FEW, clock))).get("artifacts", ())
+    known = _json((yield from _got(Ask("GET", _of(run, "artifacts")), FEW))).get("artifacts", ())
     names = [str(each["name"]) for each in known]
     if missing := [name for name in chosen if name not in names]:
         raise NotFound(f'run {run} has no output "{missing[0]}"', fix=f"it has {', '.join(names[:10]) or 'none yet'}")
@@ -497,50 +503,43 @@ def download(run: str, chosen: Sequence[str], clock: Clock) -> Talk:
         if not each["stored"]:
             raise Infrastructure(f"{each['name']} is not stored there any more", fix="run it again")
         if each["folder"]:
-            yield from _folder(run, str(each["name"]), clock)
+            yield from _folder(run, str(each["name"]))
         else:
             yield Give(File(str(each["name"]), str(each["content"])[2:], each["bytes"], str(each["content"])[0] == "x"))
-            yield from _bytes(run, str(each["name"]), "", clock)
+            yield from _bytes(run, str(each["name"]), "")
 
 
-def _folder(run: str, name: str, clock: Clock) -> _Part[None]:
+def _folder(run: str, name: str) -> _Part[None]:
     """The files of an output that is a folder, page after page."""
     after = ""
     while True:
-        page = _json((yield from _got(Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW, clock))).get("artifacts", ())
+        page = _json((yield from _got(Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW))).get("artifacts", ())
         files = page[0]["files"] if page else ()
         for file in files:
             after = str(file["path"])
             yield Give(File(f"{name}/{after}", "", file["bytes"], False))
-            yield from _bytes(run, name, after, clock)
+            yield from _bytes(run, name, after)
         if not files:
             return
 
 
-def _bytes(run: str, name: str, path: str, clock: Clock) -> _Part[None]:
+def _bytes(run: str, name: str, path: str) -> _Part[None]:
     """The bytes of one file; where the connection breaks it goes on behind what came."""
     offset, tried = 0, 0
+
+    def take(piece: bytes) -> tuple[bytes]:
+        nonlocal offset
+        offset += len(piece)
+        return (piece,)
+
     while True:
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         query = {"path": path} if path else {}
-        heard = yield Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True)
-        assert isinstance(heard, (Reply, Lost))
-        if isinstance(heard, Reply) and heard.status == 416:
-            return
-        if isinstance(heard, Reply) and heard.status >= 400 and heard.status not in AGAIN:
-            raise error_of(heard)
         before = offset
-        while isinstance(heard, (Reply, bytes)) and not (isinstance(heard, Reply) and heard.status in AGAIN):
-            piece = yield More()
-            assert isinstance(piece, (bytes, Lost))
-            heard = piece
-            if isinstance(piece, bytes):
-                if not piece:
-                    return
-                offset += len(piece)
-                yield Give(piece)
+        trouble = yield from _streamed(Ask("GET", f"{_of(run, 'artifacts')}/{quote(name)}", query, None, headers, streams=True), take, 416)
+        if trouble is None:
+            return
         tried = tried + 1 if offset == before else 1
-        assert isinstance(heard, (Reply, Lost))
         if tried >= FEW:
-            raise Infrastructure(f"{name} does not come: {heard if isinstance(heard, Lost) else error_of(heard)}", fix="try again")
-        yield from _nap(tried, heard, clock, "")
+            raise Infrastructure(f"{name} does not come: {trouble if isinstance(trouble, Lost) else error_of(trouble)}", fix="try again")
+        yield from _nap(tried, trouble)

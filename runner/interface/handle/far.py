@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ...errors import Infrastructure, Invalid, Problem
-from .core import Ask, Lost
+from .core import Ask, AsyncPieces, Lost, Pieces, Reply
 
 if TYPE_CHECKING:
     import httpx
@@ -66,27 +67,6 @@ def _httpx() -> None:
         raise Infrastructure("httpx is not installed, which asks servers", fix="pip install 'recipe-runner[client]'")
 
 
-def _retry_after(headers: httpx.Headers) -> float:
-    value = headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0
-
-
-class Answer:
-    def __init__(self, response: httpx.Response) -> None:
-        self._response, self.status, self.retry_after = response, response.status_code, _retry_after(response.headers)
-
-    def pieces(self) -> Iterator[bytes]:
-        import httpx
-
-        try:
-            yield from self._response.iter_bytes()
-        except httpx.HTTPError as error:
-            raise Lost(_words(error)) from error
-
-    def close(self) -> None:
-        self._response.close()
-
-
 class Server:
     """A server at an address, with a connection that is kept.  Raises Invalid, Infrastructure."""
 
@@ -97,37 +77,19 @@ class Server:
         self.name, headers = _options(address)
         self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
 
-    def send(self, ask: Ask) -> Answer:
+    def send(self, ask: Ask) -> tuple[Reply, Pieces]:
         """Raises Lost."""
-        import httpx
+        with _loss():
+            response = self._client.send(_request(self._client, self.name, ask), stream=True)
 
-        try:
-            request = self._client.build_request(
-                ask.method, f"{self.name}/{ask.path}", params=dict(ask.query), json=ask.body, headers=dict(ask.headers)
-            )
-            return Answer(self._client.send(request, stream=True))
-        except httpx.HTTPError as error:
-            raise Lost(_words(error)) from error
+        def pieces() -> Pieces:
+            with _loss(), closing(response):
+                yield from response.iter_bytes()
+
+        return _head(response), pieces()
 
     def close(self) -> None:
         self._client.close()
-
-
-class AsyncAnswer:
-    def __init__(self, response: httpx.Response) -> None:
-        self._response, self.status, self.retry_after = response, response.status_code, _retry_after(response.headers)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        import httpx
-
-        try:
-            async for piece in self._response.aiter_bytes():
-                yield piece
-        except httpx.HTTPError as error:
-            raise Lost(_words(error)) from error
-
-    async def close(self) -> None:
-        await self._response.aclose()
 
 
 class AsyncServer:
@@ -140,21 +102,38 @@ class AsyncServer:
         self.name, headers = _options(address)
         self._client = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(PATIENCE, connect=CONNECT))
 
-    async def send(self, ask: Ask) -> AsyncAnswer:
+    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]:
         """Raises Lost."""
-        import httpx
+        with _loss():
+            response = await self._client.send(_request(self._client, self.name, ask), stream=True)
 
-        try:
-            request = self._client.build_request(
-                ask.method, f"{self.name}/{ask.path}", params=dict(ask.query), json=ask.body, headers=dict(ask.headers)
-            )
-            return AsyncAnswer(await self._client.send(request, stream=True))
-        except httpx.HTTPError as error:
-            raise Lost(_words(error)) from error
+        async def pieces() -> AsyncPieces:
+            with _loss():
+                async with aclosing(response):
+                    async for piece in response.aiter_bytes():
+                        yield piece
+
+        return _head(response), pieces()
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _request(client: httpx.Client | httpx.AsyncClient, address: str, ask: Ask) -> httpx.Request:
+    return client.build_request(ask.method, f"{address}/{ask.path}", params=dict(ask.query), json=ask.body, headers=dict(ask.headers))
+
+
+def _head(response: httpx.Response) -> Reply:
+    wait = response.headers.get("retry-after", "")
+    return Reply(response.status_code, retry_after=float(wait) if wait.isdecimal() else 0.0)
+
+
+@contextmanager
+def _loss() -> Iterator[None]:
+    """What httpx raises, as Lost."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise Lost(str(error) or type(error).__name__) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from typing import Literal
 from urllib.parse import unquote
 
@@ -18,35 +19,14 @@ from ...planning.ids import names, stored
 from ...storage.files import Content
 from ...storage.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
-from ...survey.rows import Rows, is_elsewhere
+from ...survey.rows import Rows
 from .. import views
-from ..logs import POLL, Part, Tail, kept, parts, tail_of, unmaskable
+from ..logs import POLL, Part, Tail, available, missing, parts, tail_of
 from ..reported import reported
-from .core import Ask
+from .core import Ask, AsyncPieces, Pieces, Reply
 
 _PIECE = 1 << 18
 _PAGE = 500
-
-
-class Answer:
-    """Bytes that are there, or are made as they are read."""
-
-    status, retry_after = 200, 0.0
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-
-    def pieces(self) -> Iterator[bytes]:
-        return self._pieces
-
-    def close(self) -> None:
-        close = getattr(self._pieces, "close", None)
-        if close is not None:
-            close()
-
-
-def _json(value: object) -> Answer:
-    return Answer(iter([json.dumps(value, default=str).encode()]))
 
 
 class Here:
@@ -59,28 +39,33 @@ class Here:
         with self._lock:
             self.ws.close()
 
-    def send(self, ask: Ask) -> Answer:
+    def send(self, ask: Ask) -> tuple[Reply, Pieces]:
         """Raises RecipeError."""
+        answer = self._answer(ask)
+        return Reply(200), answer if isinstance(answer, Generator) else _whole(answer)
+
+    def _answer(self, ask: Ask) -> object:
+        """What is to be read piece by piece, text, or a value."""
         words = [unquote(word) for word in ask.path.split("/")[2:]]
         with self._lock:
             match ask.method, words:
                 case "GET", []:
-                    return _json(self._runs(ask.query))
+                    return self._runs(ask.query)
                 case "GET", [run]:
-                    return _json(views.detail(self.ws, self.ws.store.runs.get(run)))
+                    return views.detail(self.ws, self.ws.store.runs.get(run))
                 case "GET", [run, "events"]:
                     some = self.ws.store.runs.events(self.ws.store.runs.get(run).id, int(ask.query["after"]), _PAGE)
-                    return _json({"events": [views.event(each) for each in some]})
+                    return {"events": [views.event(each) for each in some]}
                 case "GET", [run, "logs"]:
-                    return Answer(self._log(run, ask.query))
+                    return self._log(run, ask.query)
                 case "GET", [run, "metrics"]:
-                    return Answer(iter([self._points(run, ask.query)]))
+                    return self._points(run, ask.query)
                 case "GET", [run, "artifacts"]:
-                    return _json({"artifacts": self._artifacts(run, ask.query)})
+                    return {"artifacts": self._artifacts(run, ask.query)}
                 case "GET", [run, "artifacts", *name]:
-                    return Answer(self._bytes(run, "/".join(name), str(ask.query.get("path", "")), ask.headers))
+                    return self._bytes(run, "/".join(name), str(ask.query.get("path", "")), ask.headers)
                 case "POST", [run, "cancel" | "pause" | "resume" | "retry" as what]:
-                    return _json({"run": self._control(run, what, ask.body or {})})
+                    return {"run": self._control(run, what, ask.body or {})}
         raise AssertionError(f"{ask.method} {ask.path}")
 
     # -- reading ---------------------------------------------------------------------------------------------------------------------------------
@@ -95,17 +80,14 @@ class Here:
     def _points(self, run: str, query: Mapping[str, str | int]) -> bytes:
         of: Literal["step", "machine"] = "machine" if query.get("of") == "machine" else "step"
         found = reported(self.ws, self.ws.store.runs.get(run).id, str(query.get("step", "")), int(query.get("attempt", 0)), of)
-        lines = [
-            {"step": part.step, "attempt": part.number, "n": n, "values": dict(point)} for part, points in found for n, point in enumerate(points, 1)
-        ]
-        return "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        return "".join(f"{json.dumps(each._asdict())}\n" for each in found).encode()
 
     def _part(self, run: str, query: Mapping[str, str | int]) -> Part | None:
         with self._lock:
             every = parts(self.ws.store.runs.events(run))
         return next((part for part in reversed(every) if query["step"] in names(part.step) and part.number == query["attempt"]), None)
 
-    def _log(self, run: str, query: Mapping[str, str | int]) -> Iterator[bytes]:
+    def _log(self, run: str, query: Mapping[str, str | int]) -> Pieces:
         """What an attempt printed from an offset on; where it is followed until it is over."""
         follow, skip = bool(query.get("follow")), int(query["offset"])
         tail: Tail | Rows | None = None
@@ -115,7 +97,7 @@ class Here:
                 over = part.ended or not follow or self._left(run)
                 with self._lock:
                     tail = tail if tail is not None else self._opened(run, part, follow)
-                    pieces = _all_of(tail, part.ended) if tail is not None else []
+                    pieces = list(available(tail, part.ended)) if tail is not None else []
                 for data in pieces:
                     if data[skip:]:
                         yield data[skip:]
@@ -124,16 +106,15 @@ class Here:
                     return
                 time.sleep(POLL)
         finally:
-            if isinstance(tail, Tail):
+            if tail is not None:
                 tail.close()
 
     def _opened(self, run: str, part: Part, follow: bool) -> Tail | Rows | None:
         """Raises CannotRun for a log that is being written and cannot be masked; one that is followed is shown when it is over."""
-        missing = () if part.ended or is_elsewhere(self.ws, run) else unmaskable(part, self.ws.root, self.ws.environ)
-        if missing and not kept(self.ws.home, run, part).exists():
+        if unset := missing(self.ws, run, part):
             if follow:
                 return None
-            raise CannotRun(f"the log of {part.step} is shown when it is over: it could not be masked", fix=f"set {', '.join(missing)} here")
+            raise CannotRun(f"the log of {part.step} is shown when it is over: it could not be masked", fix=f"set {', '.join(unset)} here")
         return tail_of(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
@@ -142,21 +123,21 @@ class Here:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
 
-    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.ArtifactData]:
+    def _artifacts(self, run: str, query: Mapping[str, str | int]) -> list[views.Facts]:
         row = self.ws.store.runs.get(run)
         self._bring(row, str(query.get("name", "")))
         return views.artifacts(self.ws, row, str(query.get("name", "")), str(query.get("after", "")))
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Fetch what another machine made from the shared store."""
-        missing = [Content(each.content) for each in row.outputs if name in ("", each.name) and not self.ws.objects.has(Content(each.content))]
-        if missing:
+        absent = [Content(each.content) for each in row.outputs if name in ("", each.name) and not self.ws.objects.has(Content(each.content))]
+        if absent:
             cache = self.ws.share(row.store)
-            if cache is None or cache.bring(missing):
+            if cache is None or cache.bring(absent):
                 raise Infrastructure(f"the shared store {row.store} does not give what run {row.id} made", fix="`recipe config` says which it is")
             self.ws.save_cache()
 
-    def _bytes(self, run: str, name: str, path: str, headers: Mapping[str, str]) -> Iterator[bytes]:
+    def _bytes(self, run: str, name: str, path: str, headers: Mapping[str, str]) -> Pieces:
         begin = int(headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         with self._lock:
             content = next((each["content"] for each in views.outputs(self.ws, self.ws.store.runs.get(run)) if each["name"] == name), None)
@@ -211,15 +192,8 @@ class Here:
         return submit(self.ws, request, choice, settings_of_run(row), ticket).id
 
 
-def _all_of(tail: Tail | Rows, ended: bool) -> list[bytes]:
-    """What is there by now; of a log that is over all to its end."""
-    found: list[bytes] = []
-    if ended:
-        tail.rest(found.append)
-        return found
-    while data := tail.read():
-        found.append(data)
-    return found
+def _whole(value: object) -> Pieces:
+    yield value if isinstance(value, bytes) else json.dumps(value, default=str).encode()
 
 
 def _refused(why: str, fix: str) -> Invalid:
@@ -229,33 +203,23 @@ def _refused(why: str, fix: str) -> Invalid:
 # -- by await --------------------------------------------------------------------------------------------------------------------------------------
 
 
-class AsyncAnswer:
-    """An answer whose pieces are read by threads."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer, self.status, self.retry_after = answer, answer.status, answer.retry_after
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        from asyncio import to_thread
-
-        pieces = self._answer.pieces()
-        while data := await to_thread(next, pieces, b""):
-            yield data
-
-    async def close(self) -> None:
-        self._answer.close()
-
-
 class AsyncHere:
     """The same by `await`: threads do what would block."""
 
     def __init__(self, here: Here) -> None:
         self._here, self.name = here, here.name
 
-    async def send(self, ask: Ask) -> AsyncAnswer:
+    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]:
         from asyncio import to_thread
 
-        return AsyncAnswer(await to_thread(self._here.send, ask))
+        reply, pieces = await to_thread(self._here.send, ask)
+
+        async def read() -> AsyncPieces:
+            with closing(pieces):
+                while data := await to_thread(next, pieces, b""):
+                    yield data
+
+        return reply, read()
 
     async def close(self) -> None:
         from asyncio import to_thread

@@ -19,7 +19,7 @@ from ...survey.survey import Request
 from . import core
 from .far import AsyncServer, Server, is_server
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Place, Run, clock, given, given_async
+from .shells import AsyncRun, Place, Run, given, given_async
 
 
 class How(TypedDict, total=False):
@@ -134,7 +134,7 @@ def _stored(new: New, to: str | None, root: Path) -> Run:
 
 
 def _submit(new: New) -> core.Talk:
-    return core.submit(body_of(new), new.ticket.idempotency or uuid.uuid4().hex, clock())
+    return core.submit(body_of(new), new.ticket.idempotency or uuid.uuid4().hex)
 
 
 def body_of(new: New) -> dict[str, Any]:

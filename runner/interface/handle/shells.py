@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -10,54 +11,40 @@ from typing import Any, Protocol, Self
 
 from ...storage.runs import Event
 from . import core
-from .core import Ask, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Point, Reply, Status, Talk
+from .core import Ask, AsyncPieces, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Pieces, Point, Reply, Status, Talk
 from .files import Download
 
 
-class Answer(Protocol):
-    """What came: its pieces are read one after another, and raise Lost where they break off."""
-
-    status: int
-    retry_after: float
-
-    def pieces(self) -> Iterator[bytes]: ...
-    def close(self) -> None: ...
-
-
 class Place(Protocol):
-    """Where runs are kept, and asked for.  `send` raises Lost, RecipeError.  `name` is its address; empty for a workspace of this machine."""
+    """Where runs are kept, and asked for.  `name` is its address; empty for a workspace of this machine.
+
+    `send` answers the head of what came, and its body in pieces, which raise Lost where they break off.  It raises Lost, RecipeError.
+    """
 
     name: str
 
-    def send(self, ask: Ask) -> Answer: ...
+    def send(self, ask: Ask) -> tuple[Reply, Pieces]: ...
     def close(self) -> None: ...
-
-
-class AsyncAnswer(Protocol):
-    status: int
-    retry_after: float
-
-    def pieces(self) -> AsyncIterator[bytes]: ...
-    async def close(self) -> None: ...
 
 
 class AsyncPlace(Protocol):
+    """The same by `await`."""
+
     name: str
 
-    async def send(self, ask: Ask) -> AsyncAnswer: ...
+    async def send(self, ask: Ask) -> tuple[Reply, AsyncPieces]: ...
     async def close(self) -> None: ...
 
 
-def clock(timeout: float | None = None) -> Clock:
+def clock(timeout: float | None) -> Clock:
     """A clock that runs out after `timeout` seconds."""
-    return Clock(time.monotonic, None if timeout is None else time.monotonic() + timeout)
+    return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
 def given(place: Place, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
-    open_answer: Answer | None = None
-    pieces: Iterator[bytes] = iter(())
+    pieces: Pieces | None = None
     try:
         while True:
             try:
@@ -72,19 +59,18 @@ def given(place: Place, talk: Talk) -> Iterator[Any]:
                     case Nap(seconds):
                         time.sleep(seconds)
                     case More():
-                        heard = next(pieces, b"")
+                        heard = next(pieces, b"") if pieces is not None else b""
                     case Ask():
-                        if open_answer is not None:
-                            open_answer.close()
-                        open_answer = place.send(step)
-                        pieces = open_answer.pieces()
-                        whole = b"" if step.streams and open_answer.status < 400 else b"".join(pieces)
-                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+                        if pieces is not None:
+                            pieces.close()
+                        heard, pieces = place.send(step)
+                        if not step.streams or heard.status >= 400:
+                            heard = heard._replace(body=b"".join(pieces))
             except Lost as error:
                 heard = error
     finally:
-        if open_answer is not None:
-            open_answer.close()
+        if pieces is not None:
+            pieces.close()
 
 
 async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None]:
@@ -92,8 +78,7 @@ async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None
     from asyncio import sleep
 
     heard: Heard = None
-    open_answer: AsyncAnswer | None = None
-    pieces: AsyncIterator[bytes] | None = None
+    pieces: AsyncPieces | None = None
     try:
         while True:
             try:
@@ -110,17 +95,16 @@ async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None
                     case More():
                         heard = await anext(pieces, b"") if pieces is not None else b""
                     case Ask():
-                        if open_answer is not None:
-                            await open_answer.close()
-                        open_answer = await place.send(step)
-                        pieces = open_answer.pieces()
-                        whole = b"" if step.streams and open_answer.status < 400 else b"".join([piece async for piece in pieces])
-                        heard = Reply(open_answer.status, whole, open_answer.retry_after)
+                        if pieces is not None:
+                            await pieces.aclose()
+                        heard, pieces = await place.send(step)
+                        if not step.streams or heard.status >= 400:
+                            heard = heard._replace(body=b"".join([piece async for piece in pieces]))
             except Lost as error:
                 heard = error
     finally:
-        if open_answer is not None:
-            await open_answer.close()
+        if pieces is not None:
+            await pieces.aclose()
 
 
 class Run:
@@ -137,7 +121,7 @@ class Run:
 
     def status(self) -> Status:
         """How the run stands now."""
-        found: Status = self._one(core.status(self.id, clock()))
+        found: Status = self._one(core.status(self.id))
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -147,15 +131,15 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given(self.place, core.events(self.id, after, follow, clock()))
+        return given(self.place, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given(self.place, core.lines(self.id, step, attempt, follow, clock()))
+        return given(self.place, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock())))
+        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of})))
 
     def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -164,25 +148,25 @@ class Run:
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            for item in given(self.place, core.download(self.id, names, clock())):
+            for item in given(self.place, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     def cancel(self) -> None:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for: `wait` waits for the end."""
-        self._one(core.control(self.id, "cancel", {}, clock()))
+        self._one(core.control(self.id, "cancel", {}))
 
     def pause(self) -> None:
         """Stop the run so that it can be resumed; trainings save a checkpoint first.  Returns when that is asked for."""
-        self._one(core.control(self.id, "pause", {}, clock()))
+        self._one(core.control(self.id, "pause", {}))
 
     def resume(self) -> None:
         """Let a paused run continue."""
-        self._one(core.control(self.id, "resume", {}, clock()))
+        self._one(core.control(self.id, "resume", {}))
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -215,7 +199,7 @@ class AsyncRun:
 
     async def status(self) -> Status:
         """How the run stands now."""
-        found: Status = await self._one(core.status(self.id, clock()))
+        found: Status = await self._one(core.status(self.id))
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
@@ -225,15 +209,15 @@ class AsyncRun:
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given_async(self.place, core.events(self.id, after, follow, clock()))
+        return given_async(self.place, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given_async(self.place, core.lines(self.id, step, attempt, follow, clock()))
+        return given_async(self.place, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}, clock()))]
+        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}))]
 
     async def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -242,25 +226,25 @@ class AsyncRun:
     async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            async for item in given_async(self.place, core.download(self.id, names, clock())):
+            async for item in given_async(self.place, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
     async def cancel(self) -> None:
         """End the run for good; its results and checkpoints stay.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "cancel", {}, clock()))
+        await self._one(core.control(self.id, "cancel", {}))
 
     async def pause(self) -> None:
         """Stop the run so that it can be resumed.  Returns when that is asked for."""
-        await self._one(core.control(self.id, "pause", {}, clock()))
+        await self._one(core.control(self.id, "pause", {}))
 
     async def resume(self) -> None:
         """Let a paused run continue."""
-        await self._one(core.control(self.id, "resume", {}, clock()))
+        await self._one(core.control(self.id, "resume", {}))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin}, clock())))
+        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
@@ -278,4 +262,4 @@ class AsyncRun:
 
 def runs_of(place: Place, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
     """Runs that a place has, the newest first."""
-    return list(given(place, core.runs(query, limit, clock())))
+    return list(given(place, core.runs(query, limit)))

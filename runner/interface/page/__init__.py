@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, TypedDict
 
 from ...paths import VERSION
 from ...planning.halving import STOPPED
@@ -132,7 +132,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     main = next((table for table in tables if table.best is not None), None)
     curves, smooth = _curves(story, tables)
     keys = list(dict.fromkeys(name for found in curves.values() for values in found["values"] for name in values))
-    data = {"x": "step", "metrics": curves} if curves else {}
+    data = {"x": "step", "metrics": {visible(name): found for name, found in curves.items()}} if curves else {}
     time_view, path = _time(story), drawing.critical(story.needs, _ended(story))
     images, left = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
@@ -161,9 +161,6 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
              ("Images", "images", "images"), ("Table", "table", "table"), ("Data", "files", "texts"), ("Why", "why", "graph"),
              ("Logs", "logs", "logs"), ("Inputs", "inputs", "graph")]  # fmt: skip
     view["parts"] = [(name, id) for name, id, due in parts if view[due]]
-    if curves:
-        renamed = {visible(name): found for name, found in curves.items()}
-        data = {"x": "step", "metrics": renamed}
     return view, data
 
 
@@ -184,27 +181,17 @@ def _ended(story: Story) -> dict[str, float]:
     return ends
 
 
-class _Failure(NamedTuple):
-    id: str
-    step: str
-    detail: str
-    more: int
-    lines: str
-    anchor: str
-
-
-def _failures(story: Story, anchors: Mapping[str, str]) -> list[_Failure]:
+def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, object]]:
     """One card a step, with the first of its instances that failed."""
     many: dict[str, list[Instance]] = {}
     for each in story.instances:
         if each.state == "FAILED":
             many.setdefault(each.step, []).append(each)
     return [
-        _Failure(
-            _name(first.id), visible(step), visible(first.detail), len(rest), log_lines(story.logs.get(first.id, b""), 6), anchors.get(first.id, "")
-        )
+        {"id": _name(first.id), "step": visible(step), "detail": visible(first.detail), "more": len(rest),
+         "lines": log_lines(story.logs.get(first.id, b""), 6), "anchor": anchors.get(first.id, "")}
         for step, (first, *rest) in list(many.items())[:_FAILURES]
-    ]
+    ]  # fmt: skip
 
 
 def _graph(story: Story, path: Sequence[str]) -> Mapping[str, object]:

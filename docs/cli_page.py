@@ -1,18 +1,13 @@
-"""Write the reference of the verbs, as Markdown, from their parsers.
-
-python -m runner.interface.cli.manual docs/cli.md       # writes what stands between the markers anew
-"""
+"""Write the reference of the verbs as Markdown, from their parsers."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
-from .verbs import VERBS, parser_of
+from runner.interface.cli.verbs import VERBS, parser_of
 
 BEGIN: Final = "<!-- verbs:begin -->"
 END: Final = "<!-- verbs:end -->"
@@ -74,8 +69,3 @@ def _spelling(action: argparse.Action) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(refreshed(file.read_text("utf-8")), "utf-8")
