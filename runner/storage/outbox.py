@@ -33,6 +33,12 @@ class Letter(NamedTuple):
     """Of metrics: how many it has."""
 
 
+def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
+    """New letters as they are stored: their values of `COLUMNS`."""
+    now = time.time()
+    return [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
+
+
 class Waiting(NamedTuple):
     """A letter in the outbox.  Times are seconds since the epoch."""
 
