@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import Connection, sql
 
@@ -29,7 +29,6 @@ from .runs import (
     SILENT,
     AttemptRow,
     Event,
-    Moved,
     Offer,
     Reporter,
     Requested,
@@ -39,14 +38,15 @@ from .runs import (
     StepRow,
     Submitted,
     Words,
-    attempt_of,
     attempt_row,
     events_of,
     is_progress,
-    newest,
     run_of,
     same_request,
 )
+
+if TYPE_CHECKING:
+    from ..planning.schedule import Move
 
 _NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
 """A value in a statement that both databases take."""
@@ -60,6 +60,8 @@ _WORDS: Final = Words(
     "workspace = :workspace",
     "(workspace = :workspace OR (worked_in = :workspace AND bundle <> ''))",  # submitted in it, or carried out there
     "= ANY(:{})",
+    "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
+    " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
     {
         "user": "submitter = :user",
         "name": "data::json ->> 'name' = :name",
@@ -139,16 +141,6 @@ class PostgresRuns(Runs):
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
         return self._database.all(_NAMED.sub(r"%(\1)s", statement), values)
-
-    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
-        if run is not None:
-            return newest(self.attempts(run), steps)
-        rows = self._database.all(
-            "SELECT a.* FROM unnest(%s::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
-            " WHERE a.step = wanted.step AND r.recipe = %s AND r.workspace = %s ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
-            (list(steps), recipe, self.workspace),
-        )
-        return {row[2]: attempt_of(row) for row in rows}
 
     def live(self, run: str) -> bool:
         return bool(self._database.all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}", {"run": run} | self._holder.known()))  # noqa: S608
@@ -269,7 +261,7 @@ class PostgresRuns(Runs):
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),

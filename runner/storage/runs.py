@@ -14,6 +14,7 @@ from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
 if TYPE_CHECKING:
+    from ..planning.schedule import Move
     from .outbox import Letter, Outbox
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -167,24 +168,7 @@ class Event(NamedTuple):
     data: Data
 
 
-class Moved(Protocol):
-    """A change of state, as the planner makes it."""
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def before(self) -> str: ...
-    @property
-    def after(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def data(self) -> Data: ...
-
-
-def is_progress(move: Moved) -> bool:
+def is_progress(move: Move) -> bool:
     """Whether a step is further than an earlier worker brought it: it ended, or its job was found again."""
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
@@ -202,7 +186,7 @@ SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
 """Of a store without a receiver."""
 
 
-def events_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
+def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
     """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
     return [
         Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)
@@ -220,13 +204,6 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     total, fresh = run.data.get("total"), run.data.get("fresh")
     known = isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total  # others stand in no row yet
     return known and all(state in ENDED for state, _ in tally)
-
-
-def newest(attempts: Iterable[AttemptRow], steps: Collection[str]) -> dict[str, AttemptRow]:
-    """The attempts at each of these steps that began last."""
-    wanted = set(steps)
-    found = sorted((attempt for attempt in attempts if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
-    return {attempt.step: attempt for attempt in found}
 
 
 def same_request(new: RunRow, known: str, data: Data) -> None:
@@ -254,6 +231,8 @@ class Words(NamedTuple):
     """Those that a person may mean there."""
     among: str
     """Whether a value is in a list; `{}` stands for the list's name."""
+    last_attempts: str
+    """The query for the attempt at each of `:steps` that began last in any run of `:recipe`."""
     asked: Mapping[str, str]
     """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
 
@@ -319,7 +298,12 @@ class Runs(Protocol):
 
     def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
         """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
-        ...
+        if run is None:
+            values = {"steps": list(steps), "recipe": recipe, "workspace": self.workspace}
+            return {row[2]: attempt_of(row) for row in self.all(self.words.last_attempts, values)}
+        wanted = set(steps)
+        found = sorted((attempt for attempt in self.attempts(run) if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
+        return {attempt.step: attempt for attempt in found}
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
         """The events of a run with a number above `after`, in order, without gaps."""
@@ -379,7 +363,7 @@ class Runs(Protocol):
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,6 @@ from .runs import (
     SILENT,
     AttemptRow,
     Event,
-    Moved,
     Offer,
     Reporter,
     Requested,
@@ -35,17 +34,16 @@ from .runs import (
     StepRow,
     Submitted,
     Words,
-    attempt_of,
     attempt_row,
     events_of,
     is_progress,
-    newest,
     same_request,
 )
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from ..planning.schedule import Move
     from .outbox import Letter, Outbox
 
 _GLANCE = 50
@@ -57,6 +55,8 @@ _WORDS: Final = Words(
     "true",
     "true",
     "IN (SELECT value FROM json_each(:{}))",
+    "SELECT a.* FROM json_each(:steps) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
+    " WHERE b.step = wanted.value AND r.recipe = :recipe ORDER BY b.started DESC LIMIT 1)",
     {
         "user": "user = :user",
         "name": "json_extract(data, '$.name') = :name",
@@ -87,16 +87,6 @@ class SqliteRuns(Runs):
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
         return self._database.all(statement, {name: json.dumps(value) if isinstance(value, list) else value for name, value in values.items()})
-
-    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
-        if run is not None:
-            return newest(self.attempts(run), steps)
-        rows = self._database.all(
-            "SELECT a.* FROM json_each(?) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
-            " WHERE b.step = wanted.value AND r.recipe = ? ORDER BY b.started DESC LIMIT 1)",
-            (json.dumps(list(steps)), recipe),
-        )
-        return {row[2]: attempt_of(row) for row in rows}
 
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
@@ -194,7 +184,7 @@ class SqliteRuns(Runs):
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
@@ -231,10 +221,7 @@ class SqliteRuns(Runs):
                 [(run, n, now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for n, move in enumerate(moves, first)],
             )
             many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
-            many(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                map(attempt_row, attempts),
-            )
+            many("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(attempt_row, attempts))
             if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
                 _post(db, run, self.reporter.letters(events))
             self._index.write(db, changes)
