@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -25,8 +24,7 @@ PART: Final = 16 << 20
 HTTP_WIDTH: Final = 32
 COUNT = itertools.count(1)
 T = TypeVar("T")
-U = TypeVar("U")
-Crew: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
+Spread: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
 
 
 class Stat(NamedTuple):
@@ -77,7 +75,7 @@ class Bucket(Protocol):
         """Write an object, whole or not at all, over any other."""
         ...
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """The same from a large file, in parts, several at a time by `crew`."""
         ...
 
@@ -171,42 +169,3 @@ def lock() -> Any:
     import threading
 
     return threading.Lock()
-
-
-def crew(do: Callable[[T], U], items: Sequence[T], *, width: int, deadline: float | None = None, what: str = "") -> list[U]:
-    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) no item is waited for."""
-    if (len(items) <= 1 or width <= 1) and deadline is None:
-        return [do(item) for item in items]
-    import threading
-
-    answers: list[Any] = [None] * len(items)
-    failures: list[BaseException] = []
-    queue = iter(range(len(items)))
-    turn = threading.Lock()
-
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    index = next(queue, None)
-                if index is None:
-                    return
-                answers[index] = do(items[index])
-        except BaseException as error:
-            failures.append(error)
-
-    # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
-    helpers = [threading.Thread(target=work, name="store", daemon=True) for _ in range(min(width, len(items)))]
-    for helper in helpers:
-        helper.start()
-    try:
-        for helper in helpers:
-            helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if helper.is_alive():
-                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
-    except BaseException as error:
-        failures.append(error)
-        raise
-    if failures:
-        raise failures[0]
-    return answers

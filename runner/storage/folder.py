@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .bucket import COUNT, Crew, Stat, StoreError, Unreachable
+from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
 from .disk import SYNCED
 
 
@@ -97,7 +97,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         self._write(name, (data,), sync=len(data) >= SYNCED)
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         def parts() -> Iterator[bytes]:
             with Path(path).open("rb", buffering=0) as file:
                 while data := file.read(4 << 20):

@@ -13,20 +13,20 @@ from .bucket import (
     PART,
     TIMEOUT,
     Again,
-    Crew,
     Exists,
     Short,
+    Spread,
     Stat,
     StoreError,
     answered,
     awaited,
     client_options,
-    crew,
     lock,
     module_of_extra,
     tries,
     words_of,
 )
+from .crew import Crew
 
 
 class Google:
@@ -89,7 +89,7 @@ class Google:
     def write(self, name: str, data: bytes) -> None:
         self._ask(lambda fs: fs._pipe_file(f"{self._bucket}/{self._prefix}{name}", data, consistency="md5", chunksize=_chunk(data)), missing=False)
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """In one resumable upload, whose parts have to come in order; one that breaks off is not there and vanishes after a week."""
         self._ask(lambda fs: fs._put_file(path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART), missing=False)
 
@@ -111,7 +111,7 @@ class Google:
         def one(name: str) -> None:
             self._ask(lambda fs: fs._call("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name))
 
-        crew(one, names, width=self.width)
+        Crew(self.width).map(one, names)
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
         return 0  # uploads that were never ended cannot be listed there, are not billed, and go after a week

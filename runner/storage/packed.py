@@ -13,12 +13,12 @@ import hashlib
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import Corrupt, Infrastructure, NotFound
+from .crew import Crew
 from .files import Content, Entry, Progress, link_leads_out, sort, tree_id
 from .pack import Shard, shard_name, shards
 from .tar import END, member_header, member_path, member_size, tar_stream
@@ -94,47 +94,16 @@ def _earlier(folder: Path) -> dict[str, str]:
 
 def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None) -> dict[str, str]:
     """Every shard, two at a time; shard name -> SHA-256 of its tar."""
-    total = sum(shard.size for shard in cut)
-    sums: dict[str, str] = {}
-    failures: list[BaseException] = []
-    queue = iter(cut)
-    turn = threading.Lock()
-    written = 0
+    crew = Crew(_WORKERS, progress, sum(shard.size for shard in cut))
 
-    def done(count: int) -> None:
-        nonlocal written
-        with turn:
-            written += count
-            if progress is not None:
-                progress(written, total)
-        if failures:
-            raise failures[0]  # the other thread has given up
+    def one(shard: Shard) -> tuple[str, str]:
+        target = f"{folder}/{shard.name}.tar"
+        if shard.name in before and _sum(target, shard.size) == before[shard.name]:
+            crew.done(shard.size)
+            return shard.name, before[shard.name]
+        return shard.name, _write_shard(root, shard, target, crew.done)
 
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    shard = next(queue, None)
-                if shard is None:
-                    return
-                target = f"{folder}/{shard.name}.tar"
-                if shard.name in before and _sum(target, shard.size) == before[shard.name]:
-                    sums[shard.name] = before[shard.name]
-                    done(shard.size)
-                else:
-                    sums[shard.name] = _write_shard(root, shard, target, done)
-        except BaseException as error:
-            failures.append(error)
-
-    helpers = [threading.Thread(target=work, name="shard", daemon=True) for _ in range(min(_WORKERS, len(cut)) - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
-    if failures:
-        raise failures[0]
-    return sums
+    return dict(crew.map(one, cut))
 
 
 def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], None]) -> str:

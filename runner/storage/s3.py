@@ -21,9 +21,9 @@ from .bucket import (
     PART,
     TIMEOUT,
     Again,
-    Crew,
     Exists,
     Short,
+    Spread,
     Stat,
     StoreError,
     Unreachable,
@@ -168,7 +168,7 @@ class S3:
         assert answer is not None
         _demand_etag(name, answer, md5.hexdigest())
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
 
         Two who write the same at once may share an upload: the later one finds it ended and the object there, or begins anew.
@@ -187,7 +187,7 @@ class S3:
                     raise Unreachable(f"{self._where}: the upload of {name} was ended by another process", fix="push again") from None
         raise AssertionError("BUG: neither written nor failed")
 
-    def _write_file(self, key: str, path: str, size: int, crew: Crew) -> None:
+    def _write_file(self, key: str, path: str, size: int, crew: Spread) -> None:
         length = max(PART, -(-size // _MOST_PARTS))
         upload, there = self._unfinished(key)
         if upload is None:

@@ -18,7 +18,8 @@ import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
 from runner.storage import checkpoints, google, remote_layout, remote_states, remotes, s3
-from runner.storage.bucket import Bucket, crew
+from runner.storage.bucket import Bucket
+from runner.storage.crew import Crew
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.index import Made, Trace
 from runner.storage.objects import Objects
@@ -219,7 +220,7 @@ def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monk
     content = Content("f:" + "0" * 64)
     wanted = [key(n) for n in range(KEYS)]
     bucket = raw.bucket()
-    crew(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS), width=32)
+    Crew(32).map(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS))
     assert names(raw, "traces/") == sorted(remote_layout.trace_name(k) for k in wanted)
     several = wanted[: remotes.MANY + 1]
     assert set(remote.lookup([*several, key(-1)])) == set(several)
