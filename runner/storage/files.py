@@ -367,13 +367,12 @@ def _kind(mode: int) -> str:
 
 
 def no_space(error: OSError, path: str) -> Infrastructure:
-    """Words for a full disk, with what is free."""
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = os.statvfs(os.path.dirname(path) or "/")
-        return Infrastructure(
-            f"the disk is full: {path} could not be written ({free.f_bavail * free.f_frsize} bytes and {free.f_favail} inodes free)",
-            fix="free some space, or run `recipe gc`",
-        )
-    return Infrastructure(f"{path}: {error.strerror}")
+    """Words for what a file system refused; for a full disk with what is free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Infrastructure(f"{path}: {error.strerror}")
+    folder = os.path.dirname(path)
+    while not os.path.exists(folder or "/"):
+        folder = os.path.dirname(folder)
+    free = os.statvfs(folder or "/")
+    message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
+    return Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
-from .disk import SYNCED
+from .disk import SYNCED, pour
 
 
 class Folder:
@@ -143,9 +143,7 @@ class Folder:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         try:
             for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[os.write(handle, rest) :]
+                pour(handle, part)
             if sync:
                 os.fsync(handle)
         finally:

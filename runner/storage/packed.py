@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import Corrupt, Infrastructure, NotFound
 from .crew import Crew
+from .disk import pour
 from .files import Content, Entry, Progress, link_leads_out, sort, tree_id
 from .pack import Shard, shard_name, shards
 from .tar import END, member_header, member_path, member_size, tar_stream
@@ -113,9 +114,7 @@ def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], Non
         with open(part, "wb", buffering=0) as file:
             for data in tar_stream(root, shard.entries, check=True):
                 hasher.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) or 0 :]
+                pour(file.fileno(), data)
                 done(len(data))
         os.replace(part, target)
     except BaseException:

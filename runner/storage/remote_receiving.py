@@ -10,6 +10,7 @@ import shutil
 
 from . import files
 from . import remote_layout as layout
+from .disk import write
 from .files import Content, Entry
 from .remote_session import WIDTH, Session
 
@@ -84,7 +85,7 @@ class Receiver:
                 if hashlib.sha256(data).hexdigest() != entry.value:
                     raise self._session.gone(name, f"does not hold {entry.path}")
                 for copy in copies[entry.value]:
-                    _write(f"{top}/{copy.path}", data, copy.kind)
+                    write(f"{top}/{copy.path}", data, copy.kind)
 
         def one(entry: Entry) -> None:
             path = f"{top}/{entry.path}"
@@ -119,12 +120,3 @@ class Receiver:
                 self._session.moved(received=len(data))
                 return data
         raise self._session.gone(name, "is not what its name says")
-
-
-def _write(path: str, data: memoryview, kind: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755 if kind == "x" else 0o644)
-    try:
-        while data:
-            data = data[os.write(handle, data) :]
-    finally:
-        os.close(handle)

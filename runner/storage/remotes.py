@@ -20,14 +20,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import remote_layout as layout
 from .crash import crashpoint
-from .disk import delete
+from .disk import delete, fail
 from .files import Content, Entry
 from .index import Trace
 from .remote_collecting import Collector, Garbage
@@ -182,7 +181,7 @@ class Remote:
                     os.chmod(temporary, 0o755)  # noqa: S103  (what an executable output is; the umask had its say when it was put away)
             objects.put(Path(temporary), content, move=True)
         except OSError as error:
-            raise _disk(error, temporary) from error
+            fail(temporary, error)
         except MissingObject:
             self._known.pop(content, None)
             self._session.bad.add(layout.object_name(content))  # a tree of which something is missing is written anew as a whole
@@ -223,13 +222,3 @@ class Remote:
         if not self._checked:
             self._session.map(lambda _: self.check(), [None], deadline)
         return deadline
-
-
-def _disk(error: OSError, path: str) -> Infrastructure:
-    free = 0
-    with suppress(OSError):
-        found = os.statvfs(os.path.dirname(path))
-        free = found.f_bavail * found.f_frsize
-    return Infrastructure(
-        f"{error.filename or path}: {error.strerror}, {free} bytes are free", fix="free some space (`recipe gc` helps), and try again"
-    )
