@@ -20,9 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 from ..errors import Corrupt, Infrastructure, NotFound
 from .crew import Crew
 from .disk import pour
-from .files import Content, Entry, Progress, link_leads_out, sort, tree_id
+from .files import Content, Entry, Progress, sort, tree_id
 from .pack import Shard, shard_name, shards
-from .tar import END, member_header, member_path, member_size, tar_stream
+from .remote_layout import unsafe
+from .tar import END, member_header, member_size, tar_stream
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
@@ -155,7 +156,12 @@ def read(folder: Path) -> Pack:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("pack") != 1:
             raise Corrupt(f"{path}: not the manifest of a pack that this version can read")
-        content, manifest = Content(_text(found["content"])), [_entry(row) for row in found["entries"]]
+        content, manifest = (
+            Content(_text(found["content"])),
+            [Entry(_text(path), _text(kind), _count(size), _text(value)) for path, kind, size, value in found["entries"]],
+        )
+        if why := unsafe(manifest):
+            raise ValueError(why)
         names, sums, cut, first = [], [], [], 0
         for row in found["shards"]:
             count, size = _count(row["entries"]), _count(row["size"])
@@ -173,7 +179,6 @@ def read(folder: Path) -> Pack:
     kind = content[:1]
     right = (
         manifest == sort(list(manifest))
-        and len({entry.path for entry in manifest}) == len(manifest)
         and (kind == "t" or (len(manifest) == 1 and kind in "fx"))
         and content_of(manifest, kind) == content
         and first == len(manifest)
@@ -183,21 +188,6 @@ def read(folder: Path) -> Pack:
     if not right:
         raise Corrupt(f"{path}: it does not agree with the content that it names, {content[:14]}…")
     return Pack(content, manifest, cut, sums)
-
-
-def _entry(row: Any) -> Entry:
-    path, kind, size, value = row
-    entry = Entry(_text(path), _text(kind), _count(size), _text(value))
-    member_path(path.encode("utf-8", "surrogateescape"))
-    right = {
-        "f": bool(re.fullmatch(r"[0-9a-f]{64}", value)),
-        "x": bool(re.fullmatch(r"[0-9a-f]{64}", value)),
-        "d": not size and not value,
-        "l": size == len(value.encode("utf-8", "surrogateescape")) > 0 and not link_leads_out("", path, value, ()),
-    }
-    if not right[kind]:
-        raise ValueError(row)
-    return entry
 
 
 def _text(value: Any) -> str:
