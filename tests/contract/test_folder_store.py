@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_says_so(raw: Files, monkeypatch: pytest
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(Infrastructure, match="Permission denied"):
-        Remote(raw.bucket())._bucket.write("x", b"1")
+        Remote(raw.bucket()).bucket.write("x", b"1")
 
 
 def test_without_links_the_first_trace_stays_too(raw: Files, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,7 +236,7 @@ def test_abandoned_uploads_are_ended_after_a_day(
 ) -> None:
     half(raw, proxy, file(here, tmp_path, noise("parts", 14 << 20)), here, monkeypatch)
     raw.server.s3.create_multipart_upload(Bucket=raw.name, Key="team/other-project/objects/x")
-    assert Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).garbage(keep_days=30).uploads == 1
+    assert Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).collect(keep_days=30, dry=True).uploads == 1
     Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).mark()
     assert raw.uploads() == ["team/other-project/objects/x"], "that of another project is not ours"
 
