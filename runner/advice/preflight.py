@@ -105,8 +105,7 @@ class _Looks:
         tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
         step = self._step(n, plainly, tools, configs, broken, code)
-        facts = rules.world({})
-        facts |= {
+        facts: dict[str, object] = {
             "recipe": Facts(self._recipe()),
             "inputs": Facts(inputs),
             "settings": settings,

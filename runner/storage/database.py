@@ -122,15 +122,6 @@ class Database:
         ((number,),) = self.all("PRAGMA data_version")
         return int(str(number))
 
-    def one(self, statement: str, values: Sequence[object]) -> Row | None:
-        """The first row of a query, if it has any."""
-        try:
-            row: Row | None = self.connection.execute(statement, values).fetchone()
-            return row
-        except sqlite3.Error:
-            with _trouble(self.root / self.kind.name, self.kind):
-                raise
-
     def all(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Row]:
         """Every row of a query."""
         with _trouble(self.root / self.kind.name, self.kind):

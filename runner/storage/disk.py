@@ -268,10 +268,11 @@ def protect(name: str) -> None:
             os.chmod(path, MODE["x"])
 
 
-def total(name: str) -> int:
+def total(path: str | Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 of what is not there, or cannot be looked at."""
     try:
-        return sum(found.st_size for _, found in below(name) if stat.S_ISREG(found.st_mode))
-    except FileNotFoundError:
+        return sum(found.st_size for _, found in below(str(path)) if stat.S_ISREG(found.st_mode))
+    except OSError:
         return 0
 
 

@@ -202,12 +202,8 @@ class Workspace:
         """A path as the caller gave it: below the workspace unless absolute or `~`."""
         return Path(os.path.normpath(self.root / Path(address).expanduser()))
 
-    def write(self, path: Path, *data: bytes) -> None:
+    def write(self, path: Path, *parts: bytes) -> None:
         """Write a whole file or none."""
-        self.write_parts(path, data)
-
-    def write_parts(self, path: Path, parts: Iterable[bytes]) -> None:
-        """The same for one that should not be in memory as a whole."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

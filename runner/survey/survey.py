@@ -181,7 +181,7 @@ def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str,
     if digest is not None and not ws.read_only and not ws.addresses:  # what opens an address is known from the request alone
         secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
         note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
-        ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
+        ws.write(kept, *(part.encode() for part in (note, "\n", *plan.dump())))
     return plan
 
 
