@@ -10,10 +10,13 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import Infrastructure
 from ..retry import Policy, backoff, retry
+
+if TYPE_CHECKING:
+    from ..settings import StoreSettings
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to
@@ -90,11 +93,25 @@ class Bucket(Protocol):
         ...
 
 
-def client_options(scheme: str, endpoint: str, region: str, profile: str, anonymous: bool) -> dict[str, Any]:
+class CloudBucket:
+    """What the clients of two clouds have alike."""
+
+    width = HTTP_WIDTH
+    page = 1000  # names of one answer, the most that a server gives
+
+    def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
+        self.url = url
+        self._bucket, self._prefix, self._settings = bucket, prefix, settings
+        self._where = f"{url} at {settings.endpoint}" if settings.endpoint else url
+        self._opening = lock()
+
+
+def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     """What fsspec's client of a scheme, `s3` or `gs`, is made with for a place with these settings.  A change to it is the caller's own."""
+    endpoint, region, profile = store.endpoint, store.region, store.profile
     if scheme == "gs":
         # An endpoint from settings is never shown a token.
-        return {"token": "anon" if endpoint or anonymous else None, "endpoint_url": endpoint or None}
+        return {"token": "anon" if endpoint or store.anonymous else None, "endpoint_url": endpoint or None}
     config: dict[str, object] = {}
     client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
@@ -107,7 +124,7 @@ def client_options(scheme: str, endpoint: str, region: str, profile: str, anonym
         if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
             client["region_name"] = "us-east-1"
     more = {"profile": profile} if profile else {}
-    return {"anon": anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
+    return {"anon": store.anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
 
 
 class Again(Exception):

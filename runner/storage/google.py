@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from ..retry import Policy
 from .bucket import (
-    HTTP_WIDTH,
     PART,
     TIMEOUT,
     Again,
+    CloudBucket,
     Exists,
     Short,
     Spread,
@@ -21,7 +21,6 @@ from .bucket import (
     answered,
     awaited,
     client_options,
-    lock,
     module_of_extra,
     tries,
     words_of,
@@ -29,20 +28,10 @@ from .bucket import (
 from .crew import Crew
 
 
-class Google:
+class Google(CloudBucket):
     """A bucket of Google Cloud Storage.  gcsfs tries requests again by itself."""
 
-    width = HTTP_WIDTH
-    page = 1000  # names of one answer, the most that a server gives
-
-    def __init__(self, url: str, bucket: str, prefix: str, endpoint: str = "", *, anonymous: bool = False, policy: Policy | None = None) -> None:
-        self.url = url
-        self._bucket, self._prefix = bucket, prefix
-        self._endpoint, self._anonymous = endpoint, anonymous
-        self._where = f"{url} at {endpoint}" if endpoint else url
-        self._policy = policy or tries(3)
-        self._system: Any = None
-        self._opening = lock()
+    _system: Any = None
 
     def load(self) -> None:
         self._client()
@@ -134,7 +123,7 @@ class Google:
             except Exception as error:
                 self._raise(error)
 
-        return answered(once, self._policy, self._where)
+        return answered(once, tries(3), self._where)
 
     def _raise(self, error: Exception) -> NoReturn:
         import aiohttp
@@ -165,7 +154,7 @@ class Google:
         return self._system
 
     def _open(self) -> Any:
-        endpoint = self._endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")
+        endpoint = self._settings.endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")
         if endpoint:
             # Before its import: gcsfs asks over gRPC what kind of bucket this is, which an emulator leaves without an answer for a minute.
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -174,7 +163,7 @@ class Google:
 
         # It logs what it tries again, with tracebacks; what is worth telling is raised.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
-        options = client_options("gs", endpoint, "", "", self._anonymous)
+        options = client_options("gs", replace(self._settings, endpoint=endpoint))
         return gcsfs.GCSFileSystem(requests_timeout=TIMEOUT, skip_instance_cache=True, **options)
 
 

@@ -11,16 +11,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import Infrastructure
 from ..retry import Policy
 from .bucket import (
     CONNECT,
-    HTTP_WIDTH,
     PART,
     TIMEOUT,
     Again,
+    CloudBucket,
     Exists,
     Short,
     Spread,
@@ -31,11 +31,13 @@ from .bucket import (
     awaited,
     base64_of,
     client_options,
-    lock,
     module_of_extra,
     tries,
     words_of,
 )
+
+if TYPE_CHECKING:
+    from ..settings import StoreSettings
 
 _MOST_PARTS: Final = 9_000
 _DENIED = frozenset(
@@ -58,33 +60,14 @@ class _Upload(NamedTuple):
     begun: datetime
 
 
-class S3:
+class S3(CloudBucket):
     """A bucket of S3 or of a server that speaks its language."""
 
-    width = HTTP_WIDTH
-    page = 1000  # names of one answer, the most that a server gives
-
-    def __init__(
-        self,
-        url: str,
-        bucket: str,
-        prefix: str,
-        endpoint: str = "",
-        region: str = "",
-        profile: str = "",
-        owner: str = "",
-        *,
-        anonymous: bool = False,
-        policy: Policy | None = None,
-    ) -> None:
-        self.url = url
-        self._bucket, self._prefix = bucket, prefix
-        self._settings = endpoint, region, profile, anonymous
-        self._where = f"{url} at {endpoint}" if endpoint else url
-        self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": owner} if owner else {})}
-        self._policy = policy or tries()
+    def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
+        super().__init__(url, bucket, prefix, settings)
+        self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": settings.owner} if settings.owner else {})}
+        self._policy = tries()
         self._opened: tuple[Any, Any] | None = None
-        self._opening = lock()
 
     def load(self) -> None:
         module_of_extra("s3fs", self.url, "s3")
@@ -96,7 +79,7 @@ class S3:
     def make(self) -> bool:
         if self._ask("head_bucket", absent=True) is not None:
             return False
-        region = self._settings[1]
+        region = self._settings.region
         words: dict[str, Any] = {}
         if region not in ("", "auto", "us-east-1"):
             words["CreateBucketConfiguration"] = {"LocationConstraint": region}
@@ -355,7 +338,7 @@ class S3:
         s3fs = module_of_extra("s3fs", self.url, "s3")
         from fsspec.asyn import sync
 
-        options = client_options("s3", *self._settings)
+        options = client_options("s3", self._settings)
         options["config_kwargs"] |= {
             "retries": {"total_max_attempts": 1},
             "connect_timeout": CONNECT,

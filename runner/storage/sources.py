@@ -198,7 +198,7 @@ def opened(ws: Workspace, address: str) -> tuple[Any, str]:
     if store is not None:
         from .bucket import client_options
 
-        options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
+        options = client_options(address[:2], store)
     client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
     return client, name
 

@@ -50,9 +50,10 @@ def results_place(text: str | Path) -> Path | str:
 
         hub.named(address)
     else:
+        from ..settings import StoreSettings
         from . import buckets
 
-        buckets.open(address, root=Path())
+        buckets.open(StoreSettings("", address), Path())
     return address.rstrip("/")
 
 
@@ -130,8 +131,7 @@ class Workspace:
         from .remote_cache import RemoteCache
         from .remotes import Remote
 
-        where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
-        remote = Remote(buckets.open(settings.url, root=self.own, anonymous=settings.anonymous, **where))
+        remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
         self.remote_cache = RemoteCache(self, remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints)
         return self.remote_cache
