@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -26,7 +27,7 @@ from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
-from .disk import delete
+from .disk import below, delete
 
 OURS = "checkpoint.json"
 """In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""
@@ -242,12 +243,7 @@ def number(name: str) -> int:
 
 def files(path: Path) -> list[str]:
     """Every file below a folder, as paths below it, sorted; links too, whatever they lead to."""
-    found = []
-    for folder, below, names in os.walk(path, onerror=_raise):
-        head = os.path.relpath(folder, path)
-        found += [name if head == "." else f"{head}/{name}" for name in names]
-        found += [f"{head}/{name}".removeprefix("./") for name in below if os.path.islink(os.path.join(folder, name))]
-    return sorted(found)
+    return sorted(name[len(str(path)) + 1 :] for name, found in below(str(path)) if not stat.S_ISDIR(found.st_mode))
 
 
 def _files(path: Path) -> list[str]:
@@ -255,10 +251,6 @@ def _files(path: Path) -> list[str]:
         return files(path) if path.is_dir() else []
     except OSError:
         return []
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _time(path: Path) -> int:

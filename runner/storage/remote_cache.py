@@ -72,8 +72,7 @@ class RemoteCache:
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
         """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
         keys = [key for n, verdict in enumerate(verdicts) for key in self.unknown(plan.nodes[n], verdict)]
-        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
-        return bool(keys) and self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
+        return bool(keys) and self._asked(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
         """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
@@ -110,8 +109,11 @@ class RemoteCache:
 
     def look_again(self, key: str) -> bool:
         """Ask once more what a key gave: whether it is known by now."""
+        return self._asked([key])
+
+    def _asked(self, keys: Sequence[str]) -> bool:
         nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
-        return self.learned([key], *self._try(lambda: self.answer([key]), nothing))
+        return self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def has(self, content: Content) -> bool:
         """Whether the store was seen to have this content."""

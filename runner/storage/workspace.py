@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -339,9 +339,3 @@ class _Stored:
         if not isinstance(content, str):
             return False
         return self._objects.intact(Content(content)) or (self._ws.remote_cache is not None and self._ws.remote_cache.holds(Content(content)))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._objects.all())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._objects.all())

@@ -19,7 +19,7 @@ from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
-from .results import Metric, Point, points, summary
+from .results import Metric, Point, in_author, in_image, points, summary
 
 Cell = str | int | float | bool | None
 
@@ -127,16 +127,13 @@ def _label(row: RunRow) -> str:
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
     """The values that a step's templates read, by their names there."""
-    author = attempt.preimage.get("author") if isinstance(attempt.preimage, dict) else None
-    reads = author.get("reads") if isinstance(author, dict) else None
+    reads = in_author(attempt, "reads")
     return reads if isinstance(reads, dict) else {}
 
 
 def _reports(attempt: AttemptRow) -> bool:
     """Whether a step says how it reports metrics."""
-    image = attempt.preimage if isinstance(attempt.preimage, dict) else {}
-    author = image.get("author")
-    return bool(image.get("metrics") or (isinstance(author, dict) and author.get("metrics")))
+    return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
 
 
 def in_id(step: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ..language.values import is_number
 from ..planning.step import MetricsSpec
 from ..storage import metrics
+from ..storage.database import Json
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
 from . import rows
@@ -78,9 +79,18 @@ def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]
     return {name: Metric(value, *ranges.get(name, (None, None))) for name, value in (values | {**last}).items()}
 
 
+def in_image(attempt: AttemptRow, name: str) -> Json:
+    """A part of what the key of an attempt was made from."""
+    return attempt.preimage.get(name) if isinstance(attempt.preimage, dict) else None
+
+
+def in_author(attempt: AttemptRow, name: str) -> Json:
+    """A part of what its recipe said of the step."""
+    author = in_image(attempt, "author")
+    return author.get(name) if isinstance(author, dict) else None
+
+
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
     """How an attempt reported its metrics; None: it reports none."""
-    image = attempt.preimage if isinstance(attempt.preimage, dict) else {}
-    author = image.get("author")
-    rule = image.get("metrics") or (author.get("metrics") if isinstance(author, dict) else None)
+    rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
     return MetricsSpec(*(None if part is None else str(part) for part in rule)) if isinstance(rule, list) else None

@@ -567,27 +567,18 @@ def _code(ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCa
     return [(name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None]
 
 
-class _Trees(Mapping[str, Mapping[str, str]]):
+class _Trees(dict[str, Mapping[str, str]]):
     """Manifests of stored trees, read when a step takes a file below one."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
-        self._read: dict[str, dict[str, str]] = {}
 
-    def __getitem__(self, content: str) -> Mapping[str, str]:
-        if content not in self._read:
-            if self._ws.remote_cache is not None:
-                self._ws.remote_cache.outline(Content(content))
-            self._read[content] = {
-                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.manifests.entries(Content(content)) if entry.kind in "fx"
-            }
-        return self._read[content]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
+    def __missing__(self, content: str) -> Mapping[str, str]:
+        if self._ws.remote_cache is not None:
+            self._ws.remote_cache.outline(Content(content))
+        entries = self._ws.objects.manifests.entries(Content(content))
+        self[content] = {entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"}
+        return self[content]
 
 
 def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[Place]]:

@@ -246,9 +246,6 @@ def _listed(folder: Path) -> list[Path]:
 def _touched(path: Path) -> float:
     """When anything in it was last written."""
     try:
-        latest = path.lstat().st_mtime
-        if path.is_dir() and not path.is_symlink():
-            latest = max([latest, *(p.lstat().st_mtime for p in path.rglob("*"))])
+        return max(found.st_mtime for _, found in disk.below(str(path)))
     except FileNotFoundError:
         return time.time()  # it is being worked on
-    return latest
