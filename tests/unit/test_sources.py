@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
-from runner.storage import https, sources
+from runner.storage import sources
 from runner.storage.workspace import Workspace
 
 
@@ -58,7 +58,7 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, 
 
 def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "https://host/rows"
-    monkeypatch.setattr(https, "first_byte", lambda _, path: https.Answer(None, Path(path).read_text()))
+    monkeypatch.setattr(sources, "first_byte", lambda _, path, name: sources.Object(name, None, Path(path).read_text()))
     for name in ("a", "b"):
         (tmp_path / name).write_text(name * 9)
     with Workspace.open(tmp_path) as ws:
