@@ -104,6 +104,17 @@ class CloudBucket:
         self._bucket, self._prefix, self._settings = bucket, prefix, settings
         self._where = f"{url} at {settings.endpoint}" if settings.endpoint else url
         self._opening = lock()
+        self._opened: Any = None
+
+    def _client(self) -> Any:
+        """What requests are made with, opened once."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> Any:
+        raise NotImplementedError
 
 
 def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:

@@ -90,16 +90,13 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """The newest generation of a state, and what its checkpoints were made under: `continues` values and `world`; None where there is none."""
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
-    if not numbers:
-        return None
-    newest = root / str(max(numbers))
-    return newest, of_generation(newest)
+    newest = next((root / str(number) for number in _generations(root)), None)
+    return (newest, of_generation(newest)) if newest is not None else None
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     """The folder of a generation that was begun on another machine, made where there is none yet."""
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    numbers = _generations(root)
     known = next((root / str(number) for number in numbers if of_generation(root / str(number))["id"] == made["id"]), None)
     return known or _record(root / str(max(numbers, default=0) + 1), {**NOTHING, **made}, made["continues"], None, "").path
 
@@ -113,7 +110,7 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
 def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> tuple[Path, str]:
     """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
     note = ""
-    generations = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True) if root.is_dir() else []
+    generations = _generations(root)
     for number in generations:
         made = of_generation(root / str(number))
         values, by = made["continues"], made["world"]
@@ -123,6 +120,11 @@ def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None
         reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
         note = note or f"earlier state was made {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
+
+
+def _generations(root: Path) -> list[int]:
+    """The numbers of what a state has, the newest first."""
+    return sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True) if root.is_dir() else []
 
 
 def holder(root: Path) -> str:

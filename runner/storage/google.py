@@ -31,8 +31,6 @@ from .crew import Crew
 class Google(CloudBucket):
     """A bucket of Google Cloud Storage.  gcsfs tries requests again by itself."""
 
-    _system: Any = None
-
     def load(self) -> None:
         self._client()
 
@@ -146,12 +144,6 @@ class Google(CloudBucket):
         if isinstance(error, (OSError, ValueError, RuntimeError, wrong.HttpError)):
             raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
         raise error
-
-    def _client(self) -> Any:
-        with self._opening:
-            if self._system is None:
-                self._system = self._open()
-        return self._system
 
     def _open(self) -> Any:
         endpoint = self._settings.endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")

@@ -53,6 +53,10 @@ class Objects:
             os.umask(mask)
             self._mode = 0o666 & ~mask
 
+    def beside(self) -> Objects:
+        """The same folder for another thread: with a memory of its own, and files only."""
+        return Objects(Path(self._root))
+
     # -- putting away
 
     def take(self, path: str | Path, found: os.stat_result | None = None) -> Content:

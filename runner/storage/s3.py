@@ -67,7 +67,6 @@ class S3(CloudBucket):
         super().__init__(url, bucket, prefix, settings)
         self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": settings.owner} if settings.owner else {})}
         self._policy = tries()
-        self._opened: tuple[Any, Any] | None = None
 
     def load(self) -> None:
         module_of_extra("s3fs", self.url, "s3")
@@ -327,12 +326,6 @@ class S3(CloudBucket):
 
         _, system = self._client()
         return sync(system.loop, awaited, asked)
-
-    def _client(self) -> tuple[Any, Any]:
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._open()
-        return self._opened
 
     def _open(self) -> tuple[Any, Any]:
         s3fs = module_of_extra("s3fs", self.url, "s3")

@@ -128,12 +128,14 @@ class Workspace:
         if settings is None:
             return None
         from . import buckets
-        from .remote_cache import RemoteCache
+        from .remote_cache import RemoteCache, Uses
         from .remotes import Remote
 
         remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
-        self.remote_cache = RemoteCache(self, remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints)
+        self.remote_cache = RemoteCache(
+            Uses(self.objects, self.knows, self.learn), remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints
+        )
         return self.remote_cache
 
     @cached_property

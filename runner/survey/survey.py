@@ -160,10 +160,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
 
 
 def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
-    try:
-        text = whole(source)
-    except OSError as error:
-        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    text = _text(source)
     asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
     asked += [is_path(request.recipe), dict(request.typed_in)]  # what is given by its path has its code at the root
     try:
@@ -221,11 +218,14 @@ def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
+    return _read(ws, source, _text(source), request, {}, {})
+
+
+def _text(source: Path) -> bytes:
     try:
-        text = whole(source)
+        return whole(source)
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
-    return _read(ws, source, text, request, {}, {})
 
 
 @lru_cache(maxsize=1)  # a first run reads its recipe before there is a workspace, and then compiles it
@@ -456,7 +456,7 @@ def compiled_anew(ws: Workspace, request: Request) -> Anew:
 
     source = find(request.recipe, ws.root)
     globs, sources = Globs(ws.root, {}, ws), dict[str, Digest]()
-    recipe, plan = _compile(ws, source, whole(source), request, globs, sources)
+    recipe, plan = _compile(ws, source, _text(source), request, globs, sources)
     if request.nodes:
         plan.spread(request.nodes)
     paths = {}
