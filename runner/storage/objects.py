@@ -135,6 +135,10 @@ class Objects:
                 fail(target, error)
         return Path(target)
 
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        return self.manifests.entries(content)
+
     def has(self, content: Content) -> bool:
         return self.tiny.known(content) or os.path.lexists(self._path(content)) or self.tiny.row(content) is not None
 

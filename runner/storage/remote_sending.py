@@ -15,17 +15,10 @@ from .files import Content, Entry
 from .remote_session import WIDTH, Session
 
 
-class Holding(Protocol):
-    """What says what trees hold."""
-
-    def entries(self, content: Content) -> list[Entry]: ...
-
-
 class Source(Protocol):
     """Where contents lie that are put into a store."""
 
-    @property
-    def manifests(self) -> Holding: ...
+    def entries(self, content: Content) -> list[Entry]: ...
     def path(self, content: Content) -> Path: ...
     def size(self, content: Content) -> int: ...
 
@@ -50,7 +43,7 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
 
 def put_tree(session: Session, content: Content, objects: Source) -> None:
     """Send a tree, its manifest last."""
-    manifest = objects.manifests.entries(content)
+    manifest = objects.entries(content)
     top = str(objects.path(content))
     small, large = layout.split(manifest, layout.SMALL)
     bundles = layout.bundled(small)

@@ -9,6 +9,7 @@ from ..language.values import is_number
 from ..planning.step import MetricsSpec
 from ..storage import metrics
 from ..storage.database import Json
+from ..storage.index import Trace
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
 from . import rows
@@ -49,6 +50,11 @@ def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
         trace = traces.get(tries[-1].key)
         found.append(Reported(step, summary(said or (), trace.numbers if trace is not None else {}), said))
     return found
+
+
+def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
+    """Those that made a result, where they are known here."""
+    return [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
 
 
 def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
