@@ -206,16 +206,13 @@ class Ledger:
             _demand(cursor, row)
         return after
 
-    def _rows(self, where: str, *values: object) -> list[LeaseRow]:
-        return [_row(row) for row in self._database.all(f"SELECT * FROM leases WHERE {where}", values)]  # noqa: S608
-
     def living(self, driver: str | None = None) -> list[LeaseRow]:
         """The leases that are not GONE, the oldest first."""
-        return self._rows("state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key", driver, driver)
+        return _rows(self._database, "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key", driver, driver)
 
     def row(self, key: str) -> LeaseRow:
         """One lease, which is known to be there."""
-        (found,) = self._rows("key = ?", key)
+        (found,) = _rows(self._database, "key = ?", key)
         return found
 
     def states(self, driver: str) -> dict[str, State]:
@@ -225,7 +222,7 @@ class Ledger:
 
     def of_run(self, run: str) -> list[LeaseRow]:
         """All leases that a run ever asked for, the oldest first."""
-        return self._rows("run = ? ORDER BY asked, key", run)
+        return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
     def spent(self, key: str) -> float:
         """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
@@ -240,15 +237,15 @@ class Ledger:
 
     def last(self, driver: str) -> LeaseRow | None:
         """The lease that was asked of a driver last."""
-        return next(iter(self._rows("driver = ? ORDER BY asked DESC LIMIT 1", driver)), None)
+        return next(iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None)
 
     def since(self, moment: float) -> list[LeaseRow]:
         """All leases that were asked for since then, the oldest first."""
-        return self._rows("asked >= ? ORDER BY asked, key", moment)
+        return _rows(self._database, "asked >= ? ORDER BY asked, key", moment)
 
     def there_since(self, moment: float) -> list[LeaseRow]:
         """All leases that were there at some time since then, the oldest first."""
-        return self._rows("state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
+        return _rows(self._database, "state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
 
 
 def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
@@ -259,6 +256,10 @@ def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
 def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
     values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])
     db.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+
+
+def _rows(database: Database, where: str, *values: object) -> list[LeaseRow]:
+    return [_row(row) for row in database.all(f"SELECT * FROM leases WHERE {where}", values)]  # noqa: S608
 
 
 def _row(row: Row) -> LeaseRow:

@@ -43,7 +43,7 @@ class Objects:
     """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
 
     def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Index | None = None) -> None:
-        self._root = str(root)
+        self.root, self._root = root, str(root)
         self.disk = Disk(self._root)
         self.manifests = Manifests(self._root, self.disk)
         self.tiny = TinyContents(self._root, self.disk, table)
@@ -52,10 +52,6 @@ class Objects:
             mask = os.umask(0o22)
             os.umask(mask)
             self._mode = 0o666 & ~mask
-
-    def beside(self) -> Objects:
-        """The same folder for another thread: with a memory of its own, and files only."""
-        return Objects(Path(self._root))
 
     # -- putting away
 
@@ -179,7 +175,7 @@ class Objects:
         holds = seal is not None and seal.mark == found
         if holds and seal is not None and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED)):
             return True
-        good = self._verify_unsynced(content, target) if holds and content[0] == "t" else self.verify(content)
+        good = _verify_unsynced(self.manifests, content, target) if holds and content[0] == "t" else self.verify(content)
         if good:
             self._seal(content, target, size)
         return good
@@ -360,16 +356,6 @@ class Objects:
         if not self.intact(content):
             _damaged(self._path(content))
 
-    def _verify_unsynced(self, content: Content, target: str) -> bool:
-        """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
-        try:
-            for entry in self.manifests.entries(content):
-                if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
-                    return False
-        except (Corrupt, files.Unhashable):
-            return False
-        return True
-
 
 class _Turn:
     """Putting an object that exists and removing one take turns, across processes."""
@@ -383,6 +369,17 @@ class _Turn:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
+
+
+def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> bool:
+    """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
+    try:
+        for entry in manifests.entries(content):
+            if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
+                return False
+    except (Corrupt, files.Unhashable):
+        return False
+    return True
 
 
 def _missing(content: Content, path: str) -> NoReturn:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..errors import Infrastructure, RecipeError
@@ -149,10 +150,11 @@ class RemoteCache:
 
     def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
         """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
+        from .objects import Objects
         from .remote_session import MissingObject
 
         # With a memory of its own: ours belongs to our thread.
-        objects, remote = self._ws.objects.beside(), self.remote
+        objects, remote = Objects(self._ws.objects.root), self.remote
 
         def fetch() -> Fetched:
             brought = Fetched()
@@ -189,7 +191,7 @@ class RemoteCache:
         if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
             return
         if self._outbox is None:
-            self._outbox = _UploadQueue(self._ws.objects.beside(), self.remote)
+            self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
         for made in trace.outputs:
             self._ws.objects.path(made.content)  # the thread sees files only
         kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
@@ -323,11 +325,13 @@ class Downloads:
 class _UploadQueue:
     """A thread that puts one trace after the other into a store."""
 
-    def __init__(self, objects: Objects, remote: Remote) -> None:
+    def __init__(self, home: Path, remote: Remote) -> None:
         import queue
 
+        from .objects import Objects
+
         self.problems: list[str] = []
-        self._remote, self._objects = remote, objects
+        self._remote, self._objects = remote, Objects(home)
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
         self.waiting = 0
         self.keys: set[str] = set()
