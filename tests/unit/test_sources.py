@@ -83,3 +83,10 @@ def test_a_missing_client_is_named_with_what_installs_it(tmp_path: Path, monkeyp
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="No module named 'client'") as caught:
         sources.ask(ws, address.partition("://")[0], address)
     assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"
+
+
+@pytest.mark.parametrize("word", ["1", "true", "ON", "yes"])
+def test_a_hub_that_may_not_be_asked_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", word)
+    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="HF_HUB_OFFLINE is set"):
+        sources.ask(ws, "hf", "hf://org/name")
