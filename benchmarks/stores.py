@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from runner.settings import StoreSettings
 from runner.storage import buckets
 from runner.storage.objects import Objects
 from runner.storage.remotes import Remote
@@ -85,7 +86,7 @@ def ours(server: Moto, data: Path, work: Path) -> str:
     url = f"s3://{server.bucket()}/p"
 
     def remote() -> Remote:
-        return Remote(buckets.open(url, root=work, endpoint=server.endpoint))
+        return Remote(buckets.open(StoreSettings("", url, endpoint=server.endpoint), work))
 
     shutil.copytree(data, work / "copy")
     content, other = here.take(work / "copy"), here.take(changed(data, work))

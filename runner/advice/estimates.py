@@ -19,6 +19,7 @@ from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
 from ..storage import metrics
+from ..storage.hub import offline, snapshots
 from . import hardware, training_from_inputs
 from .hardware import Gpu, Hardware
 from .memory import CONTEXT, Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read
@@ -332,20 +333,19 @@ def config_of(ws: Workspace, kind: str, address: str) -> dict[str, Any] | None:
     if kind != "hf":
         return None
     name, _, revision = address.removeprefix("hf://").partition("@")
-    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
-    snapshots = Path(home) / f"models--{name.replace('/', '--')}" / "snapshots"
+    there = snapshots(name)
     try:
-        commit = (snapshots.parent / "refs" / (revision or "main")).read_text().strip()
+        commit = (there.parent / "refs" / (revision or "main")).read_text().strip()
     except OSError:
         commit = revision
-    folders = [snapshots / commit] if commit and (snapshots / commit).is_dir() else sorted(snapshots.glob("*"), key=os.path.getmtime, reverse=True)
+    folders = [there / commit] if commit and (there / commit).is_dir() else sorted(there.glob("*"), key=os.path.getmtime, reverse=True)
     folders += sorted(ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True)
     return next((config for folder in folders if (config := _config(folder)) is not None), None)
 
 
 def fetched(address: object) -> bool:
     """Whether the config.json of a model of the Hub, a few kilobytes, is now in the Hub's cache, where it was not; offline nothing is asked."""
-    if not isinstance(address, str) or not address.startswith("hf://") or os.environ.get("HF_HUB_OFFLINE") == "1":
+    if not isinstance(address, str) or not address.startswith("hf://") or offline(os.environ):
         return False
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url

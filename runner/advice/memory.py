@@ -210,23 +210,8 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 FAMILIES: Final = (
-    *(
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
-        "phi3",
-        "olmo2",
-        "olmo3",
-    ),
-    *("granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3", "phi3"),
+    *("olmo2", "olmo3", "granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
 )
 """The values of `model_type` whose weights are counted here to the last one: a test builds each in transformers."""
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "starcoder2")

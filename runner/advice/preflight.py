@@ -105,8 +105,7 @@ class _Looks:
         tools = rules.tools_of(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
         trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
         step = self._step(n, plainly, tools, configs, broken, code)
-        facts = rules.world({})
-        facts |= {
+        facts: dict[str, object] = {
             "recipe": Facts(self._recipe()),
             "inputs": Facts(inputs),
             "settings": settings,
@@ -259,19 +258,18 @@ class _Looks:
 
     def _kept(self, n: int) -> dict[str, object]:
         """What earlier attempts of this step left here: the state that it would resume from, and what the last one said if it failed."""
-        from ..planning.judge import world_of
         from ..storage import checkpoints
+        from ..survey.explain import image_of
 
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(("checkpoint", "newest", "processes", "max_steps", "torch", "said"))
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
-            kept["said"] = _tail(self._ws.home / "runs" / row.run / f"{node.id.replace('/', '%2F')}.{row.n}.log")
-        if not spec.state or any(need not in self._found.made for need in plan.needs(n)):
+            kept["said"] = _tail(self._ws.kept(row.run, node.id, row.n, ".log"))
+        if not spec.state or (image := image_of(self._found, n)) is None:
             return kept
-        world, _ = world_of(node, self._found.facts, self._found.made)
-        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(spec, world, node.id))
+        found = checkpoints.made_under(self._ws.home / "states" / checkpoints.key(spec, image["world"], node.id))
         if found is None:
             return kept
         generation, made = found

@@ -149,18 +149,6 @@ class Facts(Mapping[str, object]):
         return len(self._known)
 
 
-def world(facts: Mapping[str, object]) -> dict[str, object]:
-    """Every namespace: those that `facts` has, the others empty or unknown as a whole."""
-    found: dict[str, object] = {}
-    for name in (*ALWAYS, *NEEDS):
-        given = facts.get(name)
-        if given is None or type(given) is dict:
-            found[name] = Facts({key: _inner(value) for key, value in (given or {}).items()}, NEEDS.get(name, ""))
-        else:
-            found[name] = given
-    return found
-
-
 def rules(tree: Mapping[str, Any]) -> tuple[Rule, ...]:
     """The rules of a gotchas file that its schema has accepted."""
     return tuple(
@@ -188,7 +176,7 @@ def tools_of(command: Sequence[str], imports: Iterable[str], known: Mapping[str,
 
 
 def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
-    """What the rules say of these facts: namespaces as `world` makes them."""
+    """What the rules say of these facts: each namespace by its name, those that are unknown too."""
     findings: list[Finding] = []
     unchecked: list[Unchecked] = []
     for rule in all:
@@ -250,11 +238,6 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
 
 _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 """A setting as the reader of an expression names what it read."""
-
-
-def _inner(value: object) -> object:
-    """Mappings inside a namespace are as forgiving as those that gathering makes: what is not in them is null."""
-    return Facts({key: _inner(item) for key, item in value.items()}) if isinstance(value, dict) else value
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:

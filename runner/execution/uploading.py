@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from ..planning.judge import Made
 from ..planning.plan import Plan
 from ..planning.step import TEMPORARY
 from ..retry import backoff, retry
+from ..settings import StoreSettings
 from ..storage import buckets, results_folder
 from ..storage.bucket import Unreachable
 from ..storage.disk import delete
@@ -104,11 +106,8 @@ def _put(
 
 def _bucket(ws: Workspace, address: str) -> Bucket:
     """The folder of an address, asked as the settings say of a store in its bucket."""
-    store = ws.config.store_of(address)
-    if store is None:
-        return buckets.open(address, root=ws.root)
-    where = {"endpoint": store.endpoint, "region": store.region, "profile": store.profile, "owner": store.owner}
-    return buckets.open(address, root=ws.root, anonymous=store.anonymous, **where)
+    store = ws.config.store_of(address) or StoreSettings("", address)
+    return buckets.open(replace(store, url=address), ws.root)
 
 
 def _lying(ws: Workspace, path: str, content: Content) -> tuple[Path, Content, Callable[[], list[Entry]]]:

@@ -154,8 +154,7 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
 
     named = ws.config.store_named(stack.store)
     assert named is not None  # it has a name
-    asked = {"endpoint": named.endpoint, "region": named.region, "profile": named.profile, "owner": named.owner}
-    return buckets.open(named.url, root=ws.own, anonymous=named.anonymous, **asked)
+    return buckets.open(named, ws.own)
 
 
 def program(ws: Workspace, stack: Stack) -> str:

@@ -6,7 +6,7 @@ final.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -60,7 +60,7 @@ class Facts:
     current_python: str | None = None  # with `--python current`: what stands for image and lock
     there: dict[str, str | None] = field(default_factory=dict)  # published path -> content now
     ours: dict[str, str] = field(default_factory=dict)  # published path -> content we put there last
-    stored: Collection[str] | None = None  # contents that can be restored; asked only when something has to be
+    stored: Container[str] | None = None  # contents that can be restored; asked only when something has to be
     numbers: Numbers = _not_kept  # metrics by a rule that the trace knows none of, read from what is kept of its attempt; None: nothing is
 
     def strange(self, path: str) -> bool:

@@ -12,7 +12,6 @@ from urllib.parse import SplitResult, urlsplit
 from ..errors import Invalid, Problem
 from ..storage.reach import public
 
-_IP: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 """The addresses of a name."""
 _NAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?", re.IGNORECASE)
@@ -39,13 +38,15 @@ def public_place(url: str, resolve: Resolve = resolved) -> Place:
     if parts.username is not None or parts.password is not None:
         raise _bad("has a login in it")
     host, port = parts.hostname or "", parts.port or 443
-    literal = _literal(host)
-    if literal is None and not _NAME.fullmatch(host):
-        raise _bad("names no host of the internet")
     try:
-        found = [str(literal)] if literal is not None else list(resolve(host, port))
-    except OSError as error:
-        raise _bad("has a host that cannot be found") from error
+        found: Sequence[str] = [str(ipaddress.ip_address(host))]  # written out, in its usual form; decimal, octal and short ones are none
+    except ValueError:
+        if not _NAME.fullmatch(host):
+            raise _bad("names no host of the internet") from None
+        try:
+            found = resolve(host, port)
+        except OSError as error:
+            raise _bad("has a host that cannot be found") from error
     if not found or not all(map(public, found)):
         raise _bad("leads to a private address")
     return Place(host, port, found[0])
@@ -60,14 +61,6 @@ def _split(url: str) -> SplitResult:
     except ValueError as error:
         raise _bad("is not written as an address") from error
     return parts
-
-
-def _literal(host: str) -> _IP | None:
-    """An address that is written out, in its usual form; decimal, octal and short ones are none."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def _bad(words: str) -> Invalid:

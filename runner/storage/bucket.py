@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ..errors import Infrastructure
 from ..retry import Policy, backoff, retry
+
+if TYPE_CHECKING:
+    from ..settings import StoreSettings
 
 ATTEMPTS: Final = 6
 FIRST_WAIT: Final = 0.2  # seconds; doubled each time, up to
@@ -25,8 +27,7 @@ PART: Final = 16 << 20
 HTTP_WIDTH: Final = 32
 COUNT = itertools.count(1)
 T = TypeVar("T")
-U = TypeVar("U")
-Crew: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
+Spread: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
 
 
 class Stat(NamedTuple):
@@ -77,7 +78,7 @@ class Bucket(Protocol):
         """Write an object, whole or not at all, over any other."""
         ...
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """The same from a large file, in parts, several at a time by `crew`."""
         ...
 
@@ -92,11 +93,36 @@ class Bucket(Protocol):
         ...
 
 
-def client_options(scheme: str, endpoint: str, region: str, profile: str, anonymous: bool) -> dict[str, Any]:
+class CloudBucket:
+    """What the clients of two clouds have alike."""
+
+    width = HTTP_WIDTH
+    page = 1000  # names of one answer, the most that a server gives
+
+    def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
+        self.url = url
+        self._bucket, self._prefix, self._settings = bucket, prefix, settings
+        self._where = f"{url} at {settings.endpoint}" if settings.endpoint else url
+        self._opening = lock()
+        self._opened: Any = None
+
+    def _client(self) -> Any:
+        """What requests are made with, opened once."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> Any:
+        raise NotImplementedError
+
+
+def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     """What fsspec's client of a scheme, `s3` or `gs`, is made with for a place with these settings.  A change to it is the caller's own."""
+    endpoint, region, profile = store.endpoint, store.region, store.profile
     if scheme == "gs":
         # An endpoint from settings is never shown a token.
-        return {"token": "anon" if endpoint or anonymous else None, "endpoint_url": endpoint or None}
+        return {"token": "anon" if endpoint or store.anonymous else None, "endpoint_url": endpoint or None}
     config: dict[str, object] = {}
     client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
@@ -109,7 +135,7 @@ def client_options(scheme: str, endpoint: str, region: str, profile: str, anonym
         if not region and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION")) and not profile:
             client["region_name"] = "us-east-1"
     more = {"profile": profile} if profile else {}
-    return {"anon": anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
+    return {"anon": store.anonymous, "endpoint_url": endpoint or None, "client_kwargs": client, "config_kwargs": config, **more}
 
 
 class Again(Exception):
@@ -171,42 +197,3 @@ def lock() -> Any:
     import threading
 
     return threading.Lock()
-
-
-def crew(do: Callable[[T], U], items: Sequence[T], *, width: int, deadline: float | None = None, what: str = "") -> list[U]:
-    """`do` for every item, `width` at a time, in order; the first error ends all.  After `deadline` (monotonic) no item is waited for."""
-    if (len(items) <= 1 or width <= 1) and deadline is None:
-        return [do(item) for item in items]
-    import threading
-
-    answers: list[Any] = [None] * len(items)
-    failures: list[BaseException] = []
-    queue = iter(range(len(items)))
-    turn = threading.Lock()
-
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    index = next(queue, None)
-                if index is None:
-                    return
-                answers[index] = do(items[index])
-        except BaseException as error:
-            failures.append(error)
-
-    # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
-    helpers = [threading.Thread(target=work, name="store", daemon=True) for _ in range(min(width, len(items)))]
-    for helper in helpers:
-        helper.start()
-    try:
-        for helper in helpers:
-            helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if helper.is_alive():
-                raise Unreachable(f"{what} does not answer", fix="look at the network, or do without the store: `--store none`")
-    except BaseException as error:
-        failures.append(error)
-        raise
-    if failures:
-        raise failures[0]
-    return answers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import Invalid, Problem
 from .bucket import Bucket
@@ -12,9 +13,13 @@ from .folder import Folder
 from .google import Google
 from .s3 import S3
 
+if TYPE_CHECKING:
+    from ..settings import StoreSettings
 
-def open(url: str, *, root: Path, endpoint: str = "", region: str = "", profile: str = "", owner: str = "", anonymous: bool = False) -> Bucket:
-    """The bucket or folder at `url`; a relative folder is below `root`.  Nothing is asked yet.  Raises Invalid for an address that is none."""
+
+def open(store: StoreSettings, root: Path) -> Bucket:
+    """The bucket or folder of a store; a relative folder is below `root`.  Nothing is asked yet.  Raises Invalid for an address that is none."""
+    url = store.url
     if "::" in url:
         raise Invalid([Problem("bad-store", f"{url}: chained addresses are not followed", fix="name the bucket itself")])
     scheme, separator, rest = url.partition("://")
@@ -29,5 +34,5 @@ def open(url: str, *, root: Path, endpoint: str = "", region: str = "", profile:
         raise Invalid([Problem("bad-store", f"{url} names no bucket", fix=f"write {scheme}://BUCKET/FOLDER")])
     head = f"{prefix}/" if prefix else ""
     if scheme == "s3":
-        return S3(f"s3://{name}/{prefix}".rstrip("/"), name, head, endpoint, region, profile, owner, anonymous=anonymous)
-    return Google(f"gs://{name}/{prefix}".rstrip("/"), name, head, endpoint, anonymous=anonymous)
+        return S3(f"s3://{name}/{prefix}".rstrip("/"), name, head, store)
+    return Google(f"gs://{name}/{prefix}".rstrip("/"), name, head, store)

@@ -133,83 +133,39 @@ def _lines(path: Path, size: int) -> str:
 
 
 def _archive(path: Path, size: int, *, thorough: bool) -> str:
+    from zipfile import BadZipFile, ZipFile
+
     with path.open("rb") as file:
-        start = file.read(4)
-        if start != b"PK\x03\x04":
+        if file.read(4) != b"PK\x03\x04":
             return "" if _pickled(file, size) else "is neither a whole zip archive nor a whole pickle"
-        found = _directory(file, size)
-        if found is None:
+        file.seek(max(0, size - 22))
+        end = file.read()
+        try:
+            if not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":  # it ends with the file
+                raise BadZipFile
+            archive = ZipFile(file)
+            members = archive.infolist()
+            beyond = any(not 0 <= member.header_offset <= archive.start_dir - member.compress_size for member in members)
+            if beyond or struct.unpack("<H", end[10:12])[0] not in (len(members), 0xFFFF):
+                raise BadZipFile
+        except (BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, OSError):
             return "is a zip archive that is cut off or damaged"
-        base, members = found
-        if base and path.suffix != ".distcp":
+        if path.suffix != ".distcp" and min((member.header_offset for member in members), default=0):
             return "is a zip archive with something before it"
-        for header, stored, checksum in members:
-            file.seek(base + header)
+        for member in members:
+            file.seek(member.header_offset)
             local = file.read(30)
             if len(local) < 30 or not local.startswith(b"PK\x03\x04"):
                 return "is a zip archive whose directory is wrong"
             # torch can be set to write no checksums: all are zero then.
-            if thorough and checksum and stored:
-                file.seek(sum(struct.unpack("<HH", local[26:30])), os.SEEK_CUR)
-                if _crc(file, stored) != checksum:
+            if thorough and member.CRC:
+                try:
+                    with archive.open(member) as data:
+                        while data.read(1 << 20):
+                            pass
+                except (BadZipFile, zlib.error, ValueError, RuntimeError, EOFError, struct.error):
                     return "is a zip archive with a damaged member"
     return ""
-
-
-def _directory(file: BinaryIO, size: int) -> tuple[int, list[tuple[int, int, int]]] | None:
-    """Where a zip archive begins, and (place of its header, bytes if not compressed, checksum) of each member.  None unless it ends with the file."""
-    file.seek(max(0, size - 22 - 20 - 56))
-    tail = file.read()
-    end = tail[-22:]
-    if len(end) < 22 or not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":
-        return None
-    count, length, offset = struct.unpack("<HII", end[10:20])
-    at = size - 22
-    if tail[-42:-38] == b"PK\x06\x07":
-        large = tail[-98:-42]
-        if not large.startswith(b"PK\x06\x06"):
-            return None
-        count, length, offset = struct.unpack("<QQQ", large[32:56])
-        at = size - 98
-    base = at - length - offset
-    if base < 0:
-        return None
-    file.seek(base + offset)
-    table = file.read(length)
-    members, place = [], 0
-    for _ in range(count):
-        if table[place : place + 4] != b"PK\x01\x02" or place + 46 > length:
-            return None
-        method, checksum, packed, whole, name, extra, comment, header = struct.unpack("<10xH4xIIIHHH8xI", table[place : place + 46])
-        fields = table[place + 46 + name : place + 46 + name + extra]
-        packed, header = _large(fields, whole, packed, header)
-        if header + packed > offset:
-            return None
-        members.append((header, packed if method == 0 else 0, checksum))
-        place += 46 + name + extra + comment
-    return (base, members) if place == length and (members or length == 0) else None
-
-
-def _large(fields: bytes, whole: int, packed: int, header: int) -> tuple[int, int]:
-    """Bytes and offset of a member, which stand in an extra field where four bytes do not hold them."""
-    while len(fields) >= 4:
-        kind, length = struct.unpack("<HH", fields[:4])
-        if kind == 1:
-            values = iter(struct.unpack(f"<{length // 8}Q", fields[4 : 4 + length // 8 * 8]))
-            if whole == 0xFFFFFFFF:
-                next(values, 0)
-            packed = next(values, packed) if packed == 0xFFFFFFFF else packed
-            header = next(values, header) if header == 0xFFFFFFFF else header
-        fields = fields[4 + length :]
-    return packed, header
-
-
-def _crc(file: BinaryIO, length: int) -> int:
-    checksum = 0
-    while length and (data := file.read(min(length, 1 << 20))):
-        checksum = zlib.crc32(data, checksum)
-        length -= len(data)
-    return checksum
 
 
 def _pickled(file: BinaryIO, size: int) -> bool:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -26,7 +27,7 @@ from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
-from .disk import delete
+from .disk import below, delete
 
 OURS = "checkpoint.json"
 """In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""
@@ -89,16 +90,13 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """The newest generation of a state, and what its checkpoints were made under: `continues` values and `world`; None where there is none."""
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
-    if not numbers:
-        return None
-    newest = root / str(max(numbers))
-    return newest, of_generation(newest)
+    newest = next((root / str(number) for number in _generations(root)), None)
+    return (newest, of_generation(newest)) if newest is not None else None
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     """The folder of a generation that was begun on another machine, made where there is none yet."""
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()] if root.is_dir() else []
+    numbers = _generations(root)
     known = next((root / str(number) for number in numbers if of_generation(root / str(number))["id"] == made["id"]), None)
     return known or _record(root / str(max(numbers, default=0) + 1), {**NOTHING, **made}, made["continues"], None, "").path
 
@@ -112,7 +110,7 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
 def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> tuple[Path, str]:
     """The same without recording anything: the folder, which need not be there yet, and why earlier state is not used, if so."""
     note = ""
-    generations = sorted((int(p.name) for p in root.iterdir() if p.name.isdigit()), reverse=True) if root.is_dir() else []
+    generations = _generations(root)
     for number in generations:
         made = of_generation(root / str(number))
         values, by = made["continues"], made["world"]
@@ -122,6 +120,11 @@ def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None
         reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
         note = note or f"earlier state was made {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
+
+
+def _generations(root: Path) -> list[int]:
+    """The numbers of what a state has, the newest first."""
+    return sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True) if root.is_dir() else []
 
 
 def holder(root: Path) -> str:
@@ -242,12 +245,7 @@ def number(name: str) -> int:
 
 def files(path: Path) -> list[str]:
     """Every file below a folder, as paths below it, sorted; links too, whatever they lead to."""
-    found = []
-    for folder, below, names in os.walk(path, onerror=_raise):
-        head = os.path.relpath(folder, path)
-        found += [name if head == "." else f"{head}/{name}" for name in names]
-        found += [f"{head}/{name}".removeprefix("./") for name in below if os.path.islink(os.path.join(folder, name))]
-    return sorted(found)
+    return sorted(name[len(str(path)) + 1 :] for name, found in below(str(path)) if not stat.S_ISDIR(found.st_mode))
 
 
 def _files(path: Path) -> list[str]:
@@ -255,10 +253,6 @@ def _files(path: Path) -> list[str]:
         return files(path) if path.is_dir() else []
     except OSError:
         return []
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _time(path: Path) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ..errors import Corrupt, Infrastructure, StoreBusy, Unusable
 from .crash import crashpoint
+from .files import no_space
 from .locks import Locks
 
 if TYPE_CHECKING:
@@ -120,15 +121,6 @@ class Database:
         """A number that is another one once another process has stored something."""
         ((number,),) = self.all("PRAGMA data_version")
         return int(str(number))
-
-    def one(self, statement: str, values: Sequence[object]) -> Row | None:
-        """The first row of a query, if it has any."""
-        try:
-            row: Row | None = self.connection.execute(statement, values).fetchone()
-            return row
-        except sqlite3.Error:
-            with _trouble(self.root / self.kind.name, self.kind):
-                raise
 
     def all(self, statement: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Row]:
         """Every row of a query."""
@@ -340,9 +332,7 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise Unusable(f"{path}: {error}", fix=f"make it writable, or set {kind.variable} to a place that is") from error
         if code == sqlite3.SQLITE_FULL:
-            found = os.statvfs(path.parent)
-            message = f"{path}: {os.strerror(errno.ENOSPC)}, {found.f_bavail * found.f_frsize} bytes are free"
-            raise Infrastructure(message, fix="free some space (`recipe gc` helps), and run again") from error
+            raise no_space(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), str(path)) from error
         if code == sqlite3.SQLITE_IOERR:
             raise Infrastructure(f"{path}: {error}") from error
         if "no such" in str(error) or "not decode" in str(error) or "no query solution" in str(error):

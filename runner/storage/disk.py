@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import os
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import Corrupt, Infrastructure
+from ..errors import Corrupt
 from . import files
 from .files import Entry
 
@@ -23,17 +22,15 @@ SYNCED = 1 << 20
 MODE = {"f": 0o444, "x": 0o555}
 """Of what is put away, by its kind."""
 _CHUNK = 1 << 20
-_FICLONE = 0x40049409
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
 _count = itertools.count(1)
 
 
 class Disk:
-    """Makes files and trees below `root`, or beside what they replace; remembers which file systems share blocks."""
+    """Makes files and trees below `root`, or beside what they replace."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._cloning: dict[tuple[int, int], bool] = {}
 
     def temporary(self) -> str:
         """A path below `partial/` for this process alone: on the file system of the objects, and swept up if we die."""
@@ -103,17 +100,13 @@ class Disk:
     def copy_file(self, source: str, target: str, kind: str, *, link: bool) -> None:
         if link and self._link(source, target):
             return
-        origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with open(source, "rb", buffering=0) as origin:
             handle = create(target, kind)
             try:
-                if not self._clone(origin, handle):
-                    _pour(origin, handle)
+                _copy(origin.fileno(), handle)
                 _backdate(handle)
             finally:
                 os.close(handle)
-        finally:
-            os.close(origin)
 
     def _link(self, source: str, target: str) -> bool:
         while True:
@@ -126,18 +119,6 @@ class Disk:
                 if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
                     raise
                 return False
-
-    def _clone(self, origin: int, handle: int) -> bool:
-        """Share the blocks, where the file system can."""
-        pair = (os.fstat(origin).st_dev, os.fstat(handle).st_dev)
-        if not self._cloning.get(pair, True):
-            return False
-        try:
-            fcntl.ioctl(handle, _FICLONE, origin)
-        except OSError:
-            self._cloning[pair] = False
-            return False
-        return True
 
 
 def delete(path: Path) -> None:
@@ -222,15 +203,20 @@ def create(path: str, kind: str) -> int:
             os.makedirs(folder, exist_ok=True)
 
 
-def write(path: str, data: bytes, kind: str) -> None:
+def write(path: str, data: bytes | memoryview, kind: str) -> None:
     handle = create(path, kind)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        pour(handle, data)
         _backdate(handle)
     finally:
         os.close(handle)
+
+
+def pour(handle: int, data: bytes | memoryview) -> None:
+    """Write all of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
 
 
 def _backdate(handle: int) -> None:
@@ -244,18 +230,16 @@ def backdated() -> tuple[int, int]:
     return now, mtime + 1 if mtime % 1_000_000 == 0 else mtime
 
 
-def _pour(origin: int, handle: int) -> None:
+def _copy(origin: int, handle: int) -> None:
     try:
-        while os.copy_file_range(origin, handle, 1 << 30):
+        while os.copy_file_range(origin, handle, 1 << 30):  # which shares the blocks, where the file system can
             pass
         return
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             raise
     while data := os.read(origin, _CHUNK):
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
+        pour(handle, data)
 
 
 def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -284,10 +268,11 @@ def protect(name: str) -> None:
             os.chmod(path, MODE["x"])
 
 
-def total(name: str) -> int:
+def total(path: str | Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 of what is not there, or cannot be looked at."""
     try:
-        return sum(found.st_size for _, found in below(name) if stat.S_ISREG(found.st_mode))
-    except FileNotFoundError:
+        return sum(found.st_size for _, found in below(str(path)) if stat.S_ISREG(found.st_mode))
+    except OSError:
         return 0
 
 
@@ -310,23 +295,7 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
 
 
 def fail(path: str, error: OSError) -> NoReturn:
-    where = str(error.filename or path)
-    message = f"{where}: {error.strerror}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        message += f", {_free(where)} bytes are free"
-        raise Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept") from error
-    raise Infrastructure(message) from error
-
-
-def _free(path: str) -> int:
-    while True:
-        try:
-            found = os.statvfs(path)
-            return found.f_bavail * found.f_frsize
-        except OSError:
-            if path in ("", "/"):
-                return 0
-            path = os.path.dirname(path)
+    raise files.no_space(error, str(error.filename or path)) from error
 
 
 def changed(path: str) -> NoReturn:

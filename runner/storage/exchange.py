@@ -1,9 +1,9 @@
-"""What workers of several machines hand each other beside the rows of runs: bundles, keys that are held, output as chunks, results.  The contract."""
+"""What workers of several machines hand each other beside the rows of runs: bundles, keys that are held, output as chunks, results."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from .database import parsed
 
@@ -37,68 +37,35 @@ def outputs_of(value: str) -> Sequence[Output]:
     return tuple(Output._make(row) for row in rows if isinstance(row, list)) if isinstance(rows, list) else ()
 
 
-class Exchange(Protocol):
-    """What one database passes on."""
+class Exchange:
+    """What one database passes on.  This is that of runs whose workers share a disk: files are read where they are, and its locks hold keys."""
 
     def bundle(self, digest: str) -> bytes | None:
         """The archive that a run names; None where it is not in this database."""
-        ...
-
-    def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """Note what a claimed run made.  Raises Stale."""
-        ...
-
-    def confirm(self, run: str, fence: int) -> None:
-        """See to it that a claimed run is still ours, before something is done that cannot be taken back.  Raises Stale."""
-        ...
-
-    def hold_key(self, key: str, run: str) -> bool:
-        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
-        ...
-
-    def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Let these keys of a run go."""
-        ...
-
-    def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Store what attempts of a claimed run printed.  Raises Stale."""
-        ...
-
-    def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Store this one instead of all chunks of its attempt and stream."""
-        ...
-
-    def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
-        ...
-
-
-class OneDisk:
-    """Of runs whose workers share a disk: files are read where they are, and its locks hold keys."""
-
-    def bundle(self, digest: str) -> bytes | None:
-        """None: a run of this file is carried out in its own workspace."""
         return None
 
     def made(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """What a run made is in its workspace."""
+        """Note what a claimed run made.  Raises Stale."""
 
     def confirm(self, run: str, fence: int) -> None:
-        """It is: a worker that stands still keeps its locks."""
+        """See to it that a claimed run is still ours, before something is done that cannot be taken back.  Raises Stale.
+
+        On one disk it is: a worker that stands still keeps its locks.
+        """
 
     def hold_key(self, key: str, run: str) -> bool:
-        """Always: runs of one disk hold keys by its locks."""
+        """Hold a step's key against the runs of other machines for as long as our claim on `run` lasts.  False: another run that is alive has it."""
         return True
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Nothing was held."""
+        """Let these keys of a run go."""
 
     def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Its files are read where they are."""
+        """Store what attempts of a claimed run printed.  Raises Stale."""
 
     def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Its files are read where they are."""
+        """Store this one instead of all chunks of its attempt and stream."""
 
     def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """None: its files are read where they are."""
+        """What was printed from an offset on, at most a mebibyte, in order; chunks may overlap where a worker took over."""
         return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import stat
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, NewType, TypeAlias, cast
+from typing import NamedTuple, NewType, TypeAlias
 
 from .. import digest
 from ..errors import CannotRun, Infrastructure
@@ -205,46 +206,11 @@ def hash_all(files: Sequence[tuple[str, Identity]], progress: Progress | None = 
     total = sum(found.size for _, found in files)
     if total < _WORTH_THREADS:
         return [_hash(path, found) for path, found in files]
-    import threading
+    from .crew import Crew
 
-    counter = 0
-    counting = threading.Lock()
-    failures: list[BaseException] = []
-
-    def done(count: int) -> None:
-        nonlocal counter
-        with counting:
-            counter += count
-            if progress is not None:
-                progress(counter, total)
-        if failures:
-            raise failures[0]  # the other thread has given up: its caller shall not wait for a large file
-
-    if len(files) < 2:
-        return [_hash(path, found, done) for path, found in files]
-    answer: list[tuple[os.stat_result, str] | None] = [None] * len(files)
-    queue = _batches(files)
-    turn = threading.Lock()
-
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    batch = next(queue, None)
-                if batch is None:
-                    return
-                for index in batch:
-                    answer[index] = _hash(*files[index], done)
-        except BaseException as error:
-            failures.append(error)
-
-    helper = threading.Thread(target=work, name="hash", daemon=True)
-    helper.start()
-    work()
-    helper.join()
-    if failures:
-        raise failures[0]
-    return cast("list[tuple[os.stat_result, str]]", answer)
+    crew = Crew(2, progress, total)
+    found = crew.map(lambda batch: [_hash(*files[index], crew.done) for index in batch], list(_batches(files)))
+    return list(itertools.chain.from_iterable(found))
 
 
 def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
@@ -401,13 +367,12 @@ def _kind(mode: int) -> str:
 
 
 def no_space(error: OSError, path: str) -> Infrastructure:
-    """Words for a full disk, with what is free."""
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = os.statvfs(os.path.dirname(path) or "/")
-        return Infrastructure(
-            f"the disk is full: {path} could not be written ({free.f_bavail * free.f_frsize} bytes and {free.f_favail} inodes free)",
-            fix="free some space, or run `recipe gc`",
-        )
-    return Infrastructure(f"{path}: {error.strerror}")
+    """Words for what a file system refused; for a full disk with what is free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Infrastructure(f"{path}: {error.strerror}")
+    folder = os.path.dirname(path)
+    while not os.path.exists(folder or "/"):
+        folder = os.path.dirname(folder)
+    free = os.statvfs(folder or "/")
+    message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
+    return Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .bucket import COUNT, Crew, Stat, StoreError, Unreachable
-from .disk import SYNCED
+from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
+from .disk import SYNCED, pour
 
 
 class Folder:
@@ -97,7 +97,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         self._write(name, (data,), sync=len(data) >= SYNCED)
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         def parts() -> Iterator[bytes]:
             with Path(path).open("rb", buffering=0) as file:
                 while data := file.read(4 << 20):
@@ -143,9 +143,7 @@ class Folder:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         try:
             for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[os.write(handle, rest) :]
+                pour(handle, part)
             if sync:
                 os.fsync(handle)
         finally:

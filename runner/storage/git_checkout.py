@@ -37,19 +37,8 @@ def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
                 raise CannotRun(f"{url} has no commit {commit}")
         os.utime(mirror / "HEAD")  # `gc` goes by when it was last wanted
         target.mkdir(parents=True, exist_ok=True)
-        _git(
-            "-C",
-            str(mirror),
-            "--work-tree",
-            str(target),
-            "checkout",
-            "--quiet",
-            "--force",
-            commit,
-            "--",
-            ".",
-            index=str(ws.home / "git" / f"{mirror.name}.{os.getpid()}.index"),
-        )
+        index = str(ws.home / "git" / f"{mirror.name}.{os.getpid()}.index")
+        _git("-C", str(mirror), "--work-tree", str(target), "checkout", "--quiet", "--force", commit, "--", ".", index=index)
 
 
 def _has(mirror: Path, commit: str) -> bool:

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from ..retry import Policy
 from .bucket import (
-    HTTP_WIDTH,
     PART,
     TIMEOUT,
     Again,
-    Crew,
+    CloudBucket,
     Exists,
     Short,
+    Spread,
     Stat,
     StoreError,
     answered,
     awaited,
     client_options,
-    crew,
-    lock,
     module_of_extra,
     tries,
     words_of,
 )
+from .crew import Crew
 
 
-class Google:
+class Google(CloudBucket):
     """A bucket of Google Cloud Storage.  gcsfs tries requests again by itself."""
-
-    width = HTTP_WIDTH
-    page = 1000  # names of one answer, the most that a server gives
-
-    def __init__(self, url: str, bucket: str, prefix: str, endpoint: str = "", *, anonymous: bool = False, policy: Policy | None = None) -> None:
-        self.url = url
-        self._bucket, self._prefix = bucket, prefix
-        self._endpoint, self._anonymous = endpoint, anonymous
-        self._where = f"{url} at {endpoint}" if endpoint else url
-        self._policy = policy or tries(3)
-        self._system: Any = None
-        self._opening = lock()
 
     def load(self) -> None:
         self._client()
@@ -89,7 +76,7 @@ class Google:
     def write(self, name: str, data: bytes) -> None:
         self._ask(lambda fs: fs._pipe_file(f"{self._bucket}/{self._prefix}{name}", data, consistency="md5", chunksize=_chunk(data)), missing=False)
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """In one resumable upload, whose parts have to come in order; one that breaks off is not there and vanishes after a week."""
         self._ask(lambda fs: fs._put_file(path, f"{self._bucket}/{self._prefix}{name}", consistency="md5", chunksize=PART), missing=False)
 
@@ -111,7 +98,7 @@ class Google:
         def one(name: str) -> None:
             self._ask(lambda fs: fs._call("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name))
 
-        crew(one, names, width=self.width)
+        Crew(self.width).map(one, names)
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
         return 0  # uploads that were never ended cannot be listed there, are not billed, and go after a week
@@ -134,7 +121,7 @@ class Google:
             except Exception as error:
                 self._raise(error)
 
-        return answered(once, self._policy, self._where)
+        return answered(once, tries(3), self._where)
 
     def _raise(self, error: Exception) -> NoReturn:
         import aiohttp
@@ -158,14 +145,8 @@ class Google:
             raise StoreError(f"{self._where}: {words_of(error)}", fix="look at the store's settings: `recipe config`") from error
         raise error
 
-    def _client(self) -> Any:
-        with self._opening:
-            if self._system is None:
-                self._system = self._open()
-        return self._system
-
     def _open(self) -> Any:
-        endpoint = self._endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")
+        endpoint = self._settings.endpoint or os.environ.get("STORAGE_EMULATOR_HOST", "")
         if endpoint:
             # Before its import: gcsfs asks over gRPC what kind of bucket this is, which an emulator leaves without an answer for a minute.
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -174,7 +155,7 @@ class Google:
 
         # It logs what it tries again, with tracebacks; what is worth telling is raised.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
-        options = client_options("gs", endpoint, "", "", self._anonymous)
+        options = client_options("gs", replace(self._settings, endpoint=endpoint))
         return gcsfs.GCSFileSystem(requests_timeout=TIMEOUT, skip_instance_cache=True, **options)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from .bucket import Unreachable
 from .results_folder import MANIFEST, File, manifest
 
 _NAME = re.compile(r"(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
-_OFFLINE: Final = ("1", "true", "True", "ON", "YES")
 T = TypeVar("T")
 
 
@@ -24,9 +24,20 @@ def named(address: str) -> tuple[str, str]:
     return "dataset" if found[1] else "model", found[2]
 
 
+def offline(environ: Mapping[str, str]) -> bool:
+    """Whether the Hub may not be asked, as its own client reads it."""
+    return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def snapshots(name: str) -> Path:
+    """Where the Hub's own cache has what it fetched of a model."""
+    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
+    return Path(home) / f"models--{name.replace('/', '--')}" / "snapshots"
+
+
 def check(address: str, environ: Mapping[str, str]) -> None:
     """Refuse a login that may not write, before anything runs.  Raises CannotRun, Infrastructure."""
-    if environ.get("HF_HUB_OFFLINE") in _OFFLINE:
+    if offline(environ):
         raise CannotRun(f"{address} cannot be reached: HF_HUB_OFFLINE is set", fix="unset it, or give --out a folder")
     _asked(address, lambda: _api(environ).whoami())
 

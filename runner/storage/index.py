@@ -124,8 +124,7 @@ class Index:
 
     def trace(self, key: str) -> Trace | None:
         """The trace of one key, if it has one and it is whole."""
-        row = self._database.one("SELECT * FROM traces WHERE key = ?", (key,))
-        return _trace(row, self._database.all("SELECT * FROM measured WHERE key = ? ORDER BY at", (key,))) if row is not None else None
+        return self.traces([key]).get(key)
 
     def every_trace(self) -> Iterator[Trace]:
         """All traces, oldest first."""

@@ -164,8 +164,7 @@ class Ledger:
             "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
             (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
         )
-        if not cursor.rowcount:
-            raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+        _demand(cursor, row)
         if row.price and moved.lease:
             self._accrued(db, row, now, after == "GONE")
         elif row.price and after == "GONE" and now >= row.until:  # it may have been there all its time, and ended itself before anyone looked
@@ -204,19 +203,17 @@ class Ledger:
                 "UPDATE leases SET holder = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
                 (after.holder, after.until, row.key, row.holder, row.state),
             )
-            if not cursor.rowcount:
-                raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+            _demand(cursor, row)
         return after
 
     def living(self, driver: str | None = None) -> list[LeaseRow]:
         """The leases that are not GONE, the oldest first."""
-        where = "WHERE state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key"
-        return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (driver, driver))]  # noqa: S608
+        return _rows(self._database, "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key", driver, driver)
 
     def row(self, key: str) -> LeaseRow:
         """One lease, which is known to be there."""
-        (found,) = self._database.all("SELECT * FROM leases WHERE key = ?", (key,))
-        return _row(found)
+        (found,) = _rows(self._database, "key = ?", key)
+        return found
 
     def states(self, driver: str) -> dict[str, State]:
         """The state of every lease that was ever asked of a driver, by its key."""
@@ -225,7 +222,7 @@ class Ledger:
 
     def of_run(self, run: str) -> list[LeaseRow]:
         """All leases that a run ever asked for, the oldest first."""
-        return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE run = ? ORDER BY asked, key", (run,))]
+        return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
     def spent(self, key: str) -> float:
         """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
@@ -240,22 +237,29 @@ class Ledger:
 
     def last(self, driver: str) -> LeaseRow | None:
         """The lease that was asked of a driver last."""
-        rows = self._database.all("SELECT * FROM leases WHERE driver = ? ORDER BY asked DESC LIMIT 1", (driver,))
-        return _row(rows[0]) if rows else None
+        return next(iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None)
 
     def since(self, moment: float) -> list[LeaseRow]:
         """All leases that were asked for since then, the oldest first."""
-        return [_row(row) for row in self._database.all("SELECT * FROM leases WHERE asked >= ? ORDER BY asked, key", (moment,))]
+        return _rows(self._database, "asked >= ? ORDER BY asked, key", moment)
 
     def there_since(self, moment: float) -> list[LeaseRow]:
         """All leases that were there at some time since then, the oldest first."""
-        where = "WHERE state <> 'GONE' OR gone > ? ORDER BY asked, key"
-        return [_row(row) for row in self._database.all(f"SELECT * FROM leases {where}", (moment,))]  # noqa: S608
+        return _rows(self._database, "state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
+
+
+def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
+    if not cursor.rowcount:
+        raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
 
 
 def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
     values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])
     db.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+
+
+def _rows(database: Database, where: str, *values: object) -> list[LeaseRow]:
+    return [_row(row) for row in database.all(f"SELECT * FROM leases WHERE {where}", values)]  # noqa: S608
 
 
 def _row(row: Row) -> LeaseRow:

@@ -21,7 +21,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import Corrupt
 from . import files
@@ -30,7 +30,10 @@ from .disk import MODE, SYNCED, Disk, alone, backdated, changed, delete, fail, m
 from .files import Content, Entry
 from .manifests import SUFFIX, Manifests, place
 from .seals import Seal, Seals
-from .tiny import Table, TinyContents
+from .tiny import TinyContents
+
+if TYPE_CHECKING:
+    from .index import Index
 
 SMALL = 64 << 10
 """Bytes; below it copying beats every kind of link."""
@@ -39,8 +42,8 @@ SMALL = 64 << 10
 class Objects:
     """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
 
-    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
-        self._root = str(root)
+    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Index | None = None) -> None:
+        self.root, self._root = root, str(root)
         self.disk = Disk(self._root)
         self.manifests = Manifests(self._root, self.disk)
         self.tiny = TinyContents(self._root, self.disk, table)
@@ -128,6 +131,10 @@ class Objects:
                 fail(target, error)
         return Path(target)
 
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        return self.manifests.entries(content)
+
     def has(self, content: Content) -> bool:
         return self.tiny.known(content) or os.path.lexists(self._path(content)) or self.tiny.row(content) is not None
 
@@ -168,7 +175,7 @@ class Objects:
         holds = seal is not None and seal.mark == found
         if holds and seal is not None and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED)):
             return True
-        good = self._verify_unsynced(content, target) if holds and content[0] == "t" else self.verify(content)
+        good = _verify_unsynced(self.manifests, content, target) if holds and content[0] == "t" else self.verify(content)
         if good:
             self._seal(content, target, size)
         return good
@@ -349,16 +356,6 @@ class Objects:
         if not self.intact(content):
             _damaged(self._path(content))
 
-    def _verify_unsynced(self, content: Content, target: str) -> bool:
-        """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
-        try:
-            for entry in self.manifests.entries(content):
-                if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
-                    return False
-        except (Corrupt, files.Unhashable):
-            return False
-        return True
-
 
 class _Turn:
     """Putting an object that exists and removing one take turns, across processes."""
@@ -372,6 +369,17 @@ class _Turn:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
+
+
+def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> bool:
+    """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
+    try:
+        for entry in manifests.entries(content):
+            if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
+                return False
+    except (Corrupt, files.Unhashable):
+        return False
+    return True
 
 
 def _missing(content: Content, path: str) -> NoReturn:

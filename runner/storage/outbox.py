@@ -33,6 +33,12 @@ class Letter(NamedTuple):
     """Of metrics: how many it has."""
 
 
+def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
+    """New letters as they are stored: their values of `COLUMNS`."""
+    now = time.time()
+    return [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
+
+
 class Waiting(NamedTuple):
     """A letter in the outbox.  Times are seconds since the epoch."""
 
@@ -132,8 +138,7 @@ class Outbox:
 
     def of(self, run: str, type: str) -> Waiting | None:
         """The letter of this type that a run has, if it has one."""
-        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE run = :run AND type = :type ORDER BY number LIMIT 1", {"run": run, "type": type})  # noqa: S608
-        return Waiting._make(rows[0]) if rows else None
+        return next(iter(self._shown("run = :run AND type = :type", 1, run=run, type=type)), None)
 
     def hold(self, letter: Waiting) -> bool:
         """Take this very letter.  False: another process has it, or it waits no more."""
@@ -146,8 +151,7 @@ class Outbox:
 
     def oldest(self) -> Waiting | None:
         """What has waited longest."""
-        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state = 'waiting' ORDER BY number LIMIT 1", {})  # noqa: S608
-        return Waiting._make(rows[0]) if rows else None
+        return next(iter(self._shown("state = 'waiting'", 1)), None)
 
     def put_off(self, letter: Waiting, wait: float, reason: str, *, counts: bool = True) -> None:
         """It is tried again after `wait` seconds.  `counts`: the try was one of those after which it is given up."""
@@ -180,7 +184,10 @@ class Outbox:
 
     def listed(self, limit: int = 1000) -> list[Waiting]:
         """What waits and what was given up, the oldest first."""
-        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE state <> 'told' ORDER BY number LIMIT :limit", {"limit": limit})  # noqa: S608
+        return self._shown("state <> 'told'", limit)
+
+    def _shown(self, where: str, limit: int, **values: str) -> list[Waiting]:
+        rows = self._ask(f"SELECT {_SHOWN} FROM outbox WHERE {where} ORDER BY number LIMIT :limit", {**values, "limit": limit})  # noqa: S608
         return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:

@@ -13,15 +13,17 @@ import hashlib
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import Corrupt, Infrastructure, NotFound
-from .files import Content, Entry, Progress, link_leads_out, sort, tree_id
+from .crew import Crew
+from .disk import pour
+from .files import Content, Entry, Progress, sort, tree_id
 from .pack import Shard, shard_name, shards
-from .tar import END, member_header, member_path, member_size, tar_stream
+from .remote_layout import unsafe
+from .tar import END, member_header, member_size, tar_stream
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
@@ -94,47 +96,16 @@ def _earlier(folder: Path) -> dict[str, str]:
 
 def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None) -> dict[str, str]:
     """Every shard, two at a time; shard name -> SHA-256 of its tar."""
-    total = sum(shard.size for shard in cut)
-    sums: dict[str, str] = {}
-    failures: list[BaseException] = []
-    queue = iter(cut)
-    turn = threading.Lock()
-    written = 0
+    crew = Crew(_WORKERS, progress, sum(shard.size for shard in cut))
 
-    def done(count: int) -> None:
-        nonlocal written
-        with turn:
-            written += count
-            if progress is not None:
-                progress(written, total)
-        if failures:
-            raise failures[0]  # the other thread has given up
+    def one(shard: Shard) -> tuple[str, str]:
+        target = f"{folder}/{shard.name}.tar"
+        if shard.name in before and _sum(target, shard.size) == before[shard.name]:
+            crew.done(shard.size)
+            return shard.name, before[shard.name]
+        return shard.name, _write_shard(root, shard, target, crew.done)
 
-    def work() -> None:
-        try:
-            while not failures:
-                with turn:
-                    shard = next(queue, None)
-                if shard is None:
-                    return
-                target = f"{folder}/{shard.name}.tar"
-                if shard.name in before and _sum(target, shard.size) == before[shard.name]:
-                    sums[shard.name] = before[shard.name]
-                    done(shard.size)
-                else:
-                    sums[shard.name] = _write_shard(root, shard, target, done)
-        except BaseException as error:
-            failures.append(error)
-
-    helpers = [threading.Thread(target=work, name="shard", daemon=True) for _ in range(min(_WORKERS, len(cut)) - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
-    if failures:
-        raise failures[0]
-    return sums
+    return dict(crew.map(one, cut))
 
 
 def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], None]) -> str:
@@ -144,9 +115,7 @@ def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], Non
         with open(part, "wb", buffering=0) as file:
             for data in tar_stream(root, shard.entries, check=True):
                 hasher.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[file.write(view) or 0 :]
+                pour(file.fileno(), data)
                 done(len(data))
         os.replace(part, target)
     except BaseException:
@@ -187,7 +156,12 @@ def read(folder: Path) -> Pack:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("pack") != 1:
             raise Corrupt(f"{path}: not the manifest of a pack that this version can read")
-        content, manifest = Content(_text(found["content"])), [_entry(row) for row in found["entries"]]
+        content, manifest = (
+            Content(_text(found["content"])),
+            [Entry(_text(path), _text(kind), _count(size), _text(value)) for path, kind, size, value in found["entries"]],
+        )
+        if why := unsafe(manifest):
+            raise ValueError(why)
         names, sums, cut, first = [], [], [], 0
         for row in found["shards"]:
             count, size = _count(row["entries"]), _count(row["size"])
@@ -205,7 +179,6 @@ def read(folder: Path) -> Pack:
     kind = content[:1]
     right = (
         manifest == sort(list(manifest))
-        and len({entry.path for entry in manifest}) == len(manifest)
         and (kind == "t" or (len(manifest) == 1 and kind in "fx"))
         and content_of(manifest, kind) == content
         and first == len(manifest)
@@ -215,21 +188,6 @@ def read(folder: Path) -> Pack:
     if not right:
         raise Corrupt(f"{path}: it does not agree with the content that it names, {content[:14]}…")
     return Pack(content, manifest, cut, sums)
-
-
-def _entry(row: Any) -> Entry:
-    path, kind, size, value = row
-    entry = Entry(_text(path), _text(kind), _count(size), _text(value))
-    member_path(path.encode("utf-8", "surrogateescape"))
-    right = {
-        "f": bool(re.fullmatch(r"[0-9a-f]{64}", value)),
-        "x": bool(re.fullmatch(r"[0-9a-f]{64}", value)),
-        "d": not size and not value,
-        "l": size == len(value.encode("utf-8", "surrogateescape")) > 0 and not link_leads_out("", path, value, ()),
-    }
-    if not right[kind]:
-        raise ValueError(row)
-    return entry
 
 
 def _text(value: Any) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from psycopg import Connection
 
 from .database import Row, text
-from .exchange import Chunk, Output
+from .exchange import Chunk, Exchange, Output
 from .postgres_claims import FREE, Holder
 from .postgres_database import PostgresDatabase
 from .runs import Stale
 
 
-class PostgresExchange:
+class PostgresExchange(Exchange):
     """Of one database, for one holder of runs."""
 
     def __init__(self, database: PostgresDatabase, holder: Holder) -> None:

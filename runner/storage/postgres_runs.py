@@ -7,54 +7,68 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import Connection, sql
 
-from ..errors import NotFound
 from .crash import crashpoint
-from .database import Data, Database, Row, mapping, parsed, text
-from .exchange import Exchange, outputs_of
+from .database import Data, Database, Row, mapping, text
+from .exchange import Exchange
 from .index import NOTHING, Changes, Index
-from .outbox import COLUMNS, POSTGRES, Letter, Outbox
+from .outbox import COLUMNS, POSTGRES, Letter, Outbox, rows
 from .postgres_claims import BEAT, CLAIM, FREE, Holder, boottime
 from .postgres_database import CHANNEL, PostgresDatabase
 from .postgres_exchange import PostgresExchange
 from .runs import (
     FINAL,
     NO_DATA,
+    RUN_COLUMNS,
     SILENT,
     AttemptRow,
     Event,
-    Moved,
     Offer,
     Reporter,
     Requested,
     RunRow,
+    Runs,
     Stale,
     StepRow,
     Submitted,
-    Wanted,
+    Words,
+    attempt_row,
     events_of,
     is_progress,
-    newest,
-    of_several_states,
+    run_of,
     same_request,
 )
 
+if TYPE_CHECKING:
+    from ..planning.schedule import Move
+
+_NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
+"""A value in a statement that both databases take."""
 _CLAIMING: Final = 0x72637066
 """Of the advisory lock under which runs are counted."""
-_COLUMNS: Final = (
-    "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
-    " recoveries, submitter, bundle, store, outputs"
-)
+_COLUMNS: Final = f"{RUN_COLUMNS}, submitter, bundle, store, outputs"
 _COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
 _FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
-_HERE: Final = "(workspace = %(workspace)s OR (worked_in = %(workspace)s AND bundle <> ''))"
-"""Runs of a workspace: submitted in it, or carried out there."""
+_WORDS: Final = Words(
+    _COLUMNS,
+    "workspace = :workspace",
+    "(workspace = :workspace OR (worked_in = :workspace AND bundle <> ''))",  # submitted in it, or carried out there
+    "= ANY(:{})",
+    "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
+    " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
+    {
+        "user": "submitter = :user",
+        "name": "data::json ->> 'name' = :name",
+        "part": "position(:part in id) > 0",
+        "label": ":label = ANY(labels)",
+    },
+)
 _SUBMIT: Final = """
 WITH new AS (
     INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency, submitter, bundle,
@@ -103,14 +117,15 @@ SELECT next_event FROM ours
 """A group in one statement: a transaction of its own and one round trip.  No row: the run is not ours, or a request waits for an answer."""
 
 
-class PostgresRuns:
+class PostgresRuns(Runs):
     """The runs of one workspace in a database that many share."""
 
     shared = True
+    words = _WORDS
 
     def __init__(self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False) -> None:
         """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
-        self._workspace, self._disk, self._index = workspace, database, index
+        self.workspace, self._disk, self._index = workspace, database, index
         self._database = PostgresDatabase(url, read_only=read_only)
         self._holder = Holder(url, self._database)
         self.exchange: Exchange = PostgresExchange(self._database, self._holder)
@@ -124,77 +139,8 @@ class PostgresRuns:
 
     # -- reading
 
-    def get(self, run: str) -> RunRow:
-        rows = self._database.all(f"SELECT {_COLUMNS} FROM runs WHERE id = %s", (run,))  # noqa: S608
-        if not rows:
-            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
-        return _run(rows[0])
-
-    def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
-        rows = self._database.all(
-            f"SELECT {_COLUMNS} FROM runs WHERE {_HERE} AND (%(recipe)s::text IS NULL OR recipe = %(recipe)s)"  # noqa: S608
-            " ORDER BY created DESC, id DESC LIMIT %(last)s",
-            {"workspace": self._workspace, "recipe": recipe, "last": last},
-        )
-        return [_run(row) for row in rows]
-
-    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        if len(wanted.states) > 1:
-            return of_several_states(self.page, wanted, limit)
-        one = wanted.name or wanted.part  # meant by a person
-        asked: dict[str, tuple[str, str | list[str]]] = {
-            _HERE if one else "workspace = %(workspace)s": ("workspace", self._workspace),
-            "id < %(before)s": ("before", wanted.before),
-            "idempotency = %(key)s": ("key", wanted.key),
-            "recipe = %(recipe)s": ("recipe", wanted.recipe),
-            "state = %(state)s": ("state", "".join(wanted.states)),
-            "submitter = %(user)s": ("user", wanted.user),
-            "data::json ->> 'name' = %(name)s": ("name", wanted.name),
-            "position(%(part)s in id) > 0": ("part", wanted.part),
-            "labels @> %(labels)s::text[]": ("labels", _pairs(dict([wanted.label])) if wanted.label else []),
-        }
-        conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)
-        query = f"SELECT {_COLUMNS} FROM runs WHERE {conditions} ORDER BY id DESC LIMIT %(limit)s"  # noqa: S608
-        return [_run(row) for row in self._database.all(query, {**dict(asked.values()), "limit": limit})]
-
-    def steps(self, run: str) -> dict[str, StepRow]:
-        return {row[1]: StepRow(*row) for row in self._database.all("SELECT run, step, state, key, reason FROM steps WHERE run = %s", (run,))}
-
-    def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
-        rows = self._database.all(
-            "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps WHERE run = ANY(%s) GROUP BY 1, 2, 3",
-            (list(runs),),
-        )
-        answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
-        for run, state, phase, count in rows:
-            answer[run][state, phase] = count
-        return answer
-
-    def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
-        rows = self._database.all("SELECT * FROM attempts WHERE run = %s AND (%s::text IS NULL OR step = %s) ORDER BY step, n", (run, step, step))
-        return [_attempt(row) for row in rows]
-
-    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
-        if run is not None:
-            return newest(self.attempts(run), steps)
-        rows = self._database.all(
-            "SELECT a.* FROM unnest(%s::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
-            " WHERE a.step = wanted.step AND r.recipe = %s AND r.workspace = %s ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
-            (list(steps), recipe, self._workspace),
-        )
-        return {row[2]: _attempt(row) for row in rows}
-
-    def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
-        rows = self._database.all("SELECT * FROM events WHERE run = %s AND seq > %s ORDER BY seq LIMIT %s", (run, after, limit))
-        return [Event._make((*row[:8], mapping(row[8]))) for row in rows]
-
-    def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
-        rows = self._database.all(
-            "SELECT DISTINCT ON (run, id) run, id, data FROM events WHERE run = ANY(%s) AND subject = 'step' AND after = 'RUNNING'"
-            " ORDER BY run, id, seq DESC",
-            (list(runs),),
-        )
-        return {(run, id): str(site) for run, id, data in rows if '"site"' in data and (site := mapping(data).get("site"))}
+    def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return self._database.all(_NAMED.sub(r"%(\1)s", statement), values)
 
     def live(self, run: str) -> bool:
         return bool(self._database.all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}", {"run": run} | self._holder.known()))  # noqa: S608
@@ -219,7 +165,7 @@ class PostgresRuns:
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")
         now = time.time()
-        values = run._asdict() | {"inputs": text(run.inputs), "data": text(run.data), "created": run.created or now, "workspace": self._workspace}
+        values = run._asdict() | {"inputs": text(run.inputs), "data": text(run.data), "created": run.created or now, "workspace": self.workspace}
         values |= {"claim": who, "fence": int(bool(who)), "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else ""}
         values |= {"labels": _pairs(run.data.get("labels")), "holder": self._holder.name if who else "", "long": CLAIM if who else -CLAIM}
         values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
@@ -252,7 +198,7 @@ class PostgresRuns:
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " worked_in = %(workspace)s,"
             f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {FREE}) RETURNING fence",
-            {"who": who, "me": self._holder.name, "long": CLAIM, "run": run, "workspace": self._workspace} | self._holder.known(),
+            {"who": who, "me": self._holder.name, "long": CLAIM, "run": run, "workspace": self.workspace} | self._holder.known(),
         )
         if not rows:
             self.get(run)
@@ -274,7 +220,7 @@ class PostgresRuns:
             f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
         )
         began, since = time.monotonic(), boottime()
-        values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self._workspace, "driver": offer.driver, "store": offer.store}
+        values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self.workspace, "driver": offer.driver, "store": offer.store}
         values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
 
         tries = 0
@@ -298,7 +244,7 @@ class PostgresRuns:
         if not rows:
             return None
         self._holder.keep(rows[0][0], since)
-        return _run(rows[0])
+        return run_of(rows[0])
 
     def opened(self, run: str, address: str) -> None:
         """Another machine may have to fetch it again, so it is kept until the run is over."""
@@ -315,7 +261,7 @@ class PostgresRuns:
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
@@ -340,7 +286,7 @@ class PostgresRuns:
         values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "answers": answers}
         values |= _arrays("e", [(move.subject, move.id, str(move.before), str(move.after), move.reason, text(move.data)) for move in moves], 6)
         values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
-        tried = {row.id: (*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts}
+        tried = {row.id: attempt_row(row) for row in attempts}
         values |= _arrays("a", list(tried.values()), 13)
         tries = 0
 
@@ -377,7 +323,7 @@ class PostgresRuns:
 
     @cached_property
     def outbox(self) -> Outbox:
-        return Outbox(lambda statement, values: self._database.all(_NAMED.sub(r"%(\1)s", statement), values), POSTGRES)
+        return Outbox(self.all, POSTGRES)
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
         def store(db: Connection[Row]) -> bool:
@@ -398,7 +344,7 @@ class PostgresRuns:
     def forget(self, runs: Iterable[str]) -> None:
         def store(db: Connection[Row]) -> None:
             with db.transaction():
-                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self._workspace))
+                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self.workspace))
                 chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
                 for table in ("chunks", "keys", "outbox", "events", "attempts", "steps", "runs"):
                     column = "id" if table == "runs" else "run"
@@ -416,25 +362,9 @@ def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str
 
 def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
     if letters:
-        now = time.time()
-        rows = [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
         with db.cursor() as many:
-            many.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(), rows)  # noqa: S608
-
-
-_NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
-"""A value in a statement of the outbox."""
+            many.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(), rows(run, letters))  # noqa: S608
 
 
 def _pairs(labels: object) -> list[str]:
     return sorted(f"{name}={value}" for name, value in labels.items()) if isinstance(labels, dict) else []
-
-
-def _run(row: Row) -> RunRow:
-    fields = list(row)
-    fields[3], fields[13], fields[21] = mapping(row[3]), mapping(row[13]), outputs_of(row[21])
-    return RunRow._make(fields)
-
-
-def _attempt(row: Row) -> AttemptRow:
-    return AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12])))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
@@ -40,22 +40,18 @@ WORTH_SAYING: Final = 16 << 20
 _A = TypeVar("_A")
 
 
-class Disk(Protocol):
-    """What a workspace gives to the use of a store."""
+class Uses(NamedTuple):
+    """What a workspace gives to the use of a store: its objects, whether it has a trace of a key, and where traces go that were made elsewhere."""
 
     objects: Objects
-
-    @property
-    def home(self) -> Path: ...
-
-    def knows(self, key: str) -> bool: ...
-    def learn(self, traces: Sequence[Trace]) -> None: ...
+    knows: Callable[[str], bool]
+    learn: Callable[[Sequence[Trace]], None]
 
 
 class RemoteCache:
     """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
 
-    def __init__(self, ws: Disk, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool = False) -> None:
+    def __init__(self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool) -> None:
         self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
         self.notices: list[str] = []
         self.found: set[str] = set()  # keys whose trace came from there
@@ -72,8 +68,7 @@ class RemoteCache:
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
         """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
         keys = [key for n, verdict in enumerate(verdicts) for key in self.unknown(plan.nodes[n], verdict)]
-        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
-        return bool(keys) and self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
+        return bool(keys) and self._asked(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
         """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
@@ -110,8 +105,11 @@ class RemoteCache:
 
     def look_again(self, key: str) -> bool:
         """Ask once more what a key gave: whether it is known by now."""
+        return self._asked([key])
+
+    def _asked(self, keys: Sequence[str]) -> bool:
         nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
-        return self.learned([key], *self._try(lambda: self.answer([key]), nothing))
+        return self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def has(self, content: Content) -> bool:
         """Whether the store was seen to have this content."""
@@ -156,7 +154,7 @@ class RemoteCache:
         from .remote_session import MissingObject
 
         # With a memory of its own: ours belongs to our thread.
-        objects, remote = Objects(self._ws.home), self.remote
+        objects, remote = Objects(self._ws.objects.root), self.remote
 
         def fetch() -> Fetched:
             brought = Fetched()
@@ -193,7 +191,7 @@ class RemoteCache:
         if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
             return
         if self._outbox is None:
-            self._outbox = _UploadQueue(self._ws, self.remote)
+            self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
         for made in trace.outputs:
             self._ws.objects.path(made.content)  # the thread sees files only
         kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
@@ -327,36 +325,31 @@ class Downloads:
 class _UploadQueue:
     """A thread that puts one trace after the other into a store."""
 
-    def __init__(self, ws: Disk, remote: Remote) -> None:
+    def __init__(self, home: Path, remote: Remote) -> None:
         import queue
 
         from .objects import Objects
 
         self.problems: list[str] = []
-        self._remote = remote
-        self._objects = Objects(ws.home)
+        self._remote, self._objects = remote, Objects(home)
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
-        self._waiting = 0
+        self.waiting = 0
         self.keys: set[str] = set()
         """Of the traces that are not there yet."""
         self._marked = False
         self._thread = _beside(self._work)
 
-    @property
-    def waiting(self) -> int:
-        return self._waiting
-
     def put(self, trace: Trace, kept: frozenset[str]) -> None:
-        self._waiting += 1
+        self.waiting += 1
         self.keys.add(trace.key)
         self._queue.put((trace, kept))
 
     def idle(self, patience: float) -> bool:
         """Whether everything was put within so many seconds."""
         deadline = time.monotonic() + patience
-        while self._waiting and time.monotonic() < deadline:
+        while self.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not self._waiting
+        return not self.waiting
 
     def join(self) -> None:
         self._queue.put(None)
@@ -374,12 +367,12 @@ class _UploadQueue:
                 self.problems.append(f"{item[0].step}: {error}")
                 if isinstance(error, Infrastructure) and not self._marked:
                     while self._queue.get() is not None:  # the store cannot be used: one warning is enough
-                        self._waiting -= 1
-                    self._waiting = 0
+                        self.waiting -= 1
+                    self.waiting = 0
                     self.keys.clear()
                     return
             self.keys.discard(item[0].key)
-            self._waiting -= 1
+            self.waiting -= 1
 
 
 def send(remote: Remote, objects: Objects, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:

@@ -15,77 +15,67 @@ from .files import Content, Entry
 from .remote_session import WIDTH, Session
 
 
-class Holding(Protocol):
-    """What says what trees hold."""
-
-    def entries(self, content: Content) -> list[Entry]: ...
-
-
 class Source(Protocol):
     """Where contents lie that are put into a store."""
 
-    @property
-    def manifests(self) -> Holding: ...
+    def entries(self, content: Content) -> list[Entry]: ...
     def path(self, content: Content) -> Path: ...
     def size(self, content: Content) -> int: ...
 
 
-class Sender:
-    """Into one store."""
+def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
+    """Send a file, unless it is there."""
+    if session.there(name, size):
+        return
+    if size <= layout.PART:
+        with open(path, "rb") as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise _damaged(path)
+        session.bucket.write(name, data)
+    else:
+        if files.scan(path)[2:] != sha256:
+            raise _damaged(path)
+        session.bucket.write_file(name, path, size, lambda do, items: session.map(do, items))
+    session.moved(sent=size)
+    session.bad.discard(name)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
-    def put_file(self, name: str, path: str, size: int, sha256: str) -> None:
-        if self._session.there(name, size):
-            return
-        if size <= layout.PART:
-            with open(path, "rb") as file:
-                data = file.read()
-            if hashlib.sha256(data).hexdigest() != sha256:
-                raise _damaged(path)
-            self._session.bucket.write(name, data)
-        else:
-            if files.scan(path)[2:] != sha256:
-                raise _damaged(path)
-            self._session.bucket.write_file(name, path, size, lambda do, items: self._session.map(do, items))
-        self._session.moved(sent=size)
-        self._session.bad.discard(name)
+def put_tree(session: Session, content: Content, objects: Source) -> None:
+    """Send a tree, its manifest last."""
+    manifest = objects.entries(content)
+    top = str(objects.path(content))
+    small, large = layout.split(manifest, layout.SMALL)
+    bundles = layout.bundled(small)
 
-    def put_tree(self, content: Content, objects: Source) -> None:
-        manifest = objects.manifests.entries(content)
-        top = str(objects.path(content))
-        small, large = layout.split(manifest, layout.SMALL)
-        bundles = layout.bundled(small)
+    def one(entry: Entry) -> None:
+        put_file(session, layout.object_name(Content(f"{entry.kind}:{entry.value}")), f"{top}/{entry.path}", entry.size, entry.value)
 
-        def one(entry: Entry) -> None:
-            self.put_file(layout.object_name(Content(f"{entry.kind}:{entry.value}")), f"{top}/{entry.path}", entry.size, entry.value)
+    def many(group: list[Entry]) -> tuple[str, int]:
+        data = b"".join(_bytes_of(f"{top}/{entry.path}", entry) for entry in group)
+        sha256 = hashlib.sha256(data).hexdigest()
+        name = layout.object_name(Content(f"f:{sha256}"))
+        if not session.there(name, len(data)):
+            session.bucket.write(name, data)
+            session.moved(sent=len(data))
+            session.bad.discard(name)
+        return sha256, len(group)
 
-        def many(group: list[Entry]) -> tuple[str, int]:
-            data = b"".join(_bytes_of(f"{top}/{entry.path}", entry) for entry in group)
-            sha256 = hashlib.sha256(data).hexdigest()
-            name = layout.object_name(Content(f"f:{sha256}"))
-            if not self._session.there(name, len(data)):
-                self._session.bucket.write(name, data)
-                self._session.moved(sent=len(data))
-                self._session.bad.discard(name)
-            return sha256, len(group)
-
-        # A large file has a crew of its own for its parts, so these go one after the other.
-        for entry in [entry for entry in large if entry.size > layout.PART]:
-            one(entry)
-        self._session.map(one, [entry for entry in large if entry.size <= layout.PART])
-        packed = self._session.map(many, bundles, width=WIDTH // 2)
-        blobs = [entry.value + (".x" if entry.kind == "x" else "") for entry in large]
-        parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
-        crashpoint("remote-blobs")
-        name = layout.object_name(content)
-        self._session.bucket.write(name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode())
-        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-        crashpoint("remote-parts")
-        self._session.bucket.write(name, text)
-        self._session.moved(sent=len(text))
-        self._session.bad -= {name, name[: -len("json")] + "parts"}
+    # A large file has a crew of its own for its parts, so these go one after the other.
+    for entry in [entry for entry in large if entry.size > layout.PART]:
+        one(entry)
+    session.map(one, [entry for entry in large if entry.size <= layout.PART])
+    packed = session.map(many, bundles, width=WIDTH // 2)
+    blobs = [entry.value + (".x" if entry.kind == "x" else "") for entry in large]
+    parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
+    crashpoint("remote-blobs")
+    name = layout.object_name(content)
+    session.bucket.write(name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode())
+    text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    crashpoint("remote-parts")
+    session.bucket.write(name, text)
+    session.moved(sent=len(text))
+    session.bad -= {name, name[: -len("json")] + "parts"}
 
 
 def _bytes_of(path: str, entry: Entry) -> bytes:

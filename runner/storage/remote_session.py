@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..errors import Corrupt
 from . import remote_layout as layout
-from .bucket import crew, lock
+from .bucket import Unreachable, lock
+from .crew import Crew, Late
 
 if TYPE_CHECKING:
     from .bucket import Bucket, Stat
@@ -67,4 +68,7 @@ class Session:
             self.received += received
 
     def map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
-        return crew(do, list(items), width=min(width, self.bucket.width), deadline=deadline, what=self.url)
+        try:
+            return Crew(min(width, self.bucket.width)).map(do, list(items), deadline)
+        except Late:
+            raise Unreachable(f"{self.url} does not answer", fix="look at the network, or do without the store: `--store none`") from None

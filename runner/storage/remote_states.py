@@ -32,10 +32,6 @@ class Lying(NamedTuple):
     def path(self, content: Content) -> Path:
         return Path(self.paths[content])
 
-    @property
-    def manifests(self) -> Lying:
-        return self
-
     def entries(self, content: Content) -> list[Entry]:
         """What a tree holds.  Raises Changed where it is another one by now."""
         manifest = files.entries(self.paths[content])

@@ -20,20 +20,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Corrupt, Infrastructure, Unusable
 from . import remote_layout as layout
 from .crash import crashpoint
-from .disk import delete
+from .disk import delete, fail
 from .files import Content, Entry
 from .index import Trace
-from .remote_collecting import Collector, Garbage
+from .remote_collecting import Garbage, collect
 from .remote_layout import Found
-from .remote_receiving import Receiver
-from .remote_sending import Sender, Source
+from .remote_receiving import entries, get_file, get_tree
+from .remote_sending import Source, put_file, put_tree
 from .remote_session import GRACE, MissingObject, Session
 
 if TYPE_CHECKING:
@@ -46,28 +45,13 @@ MANY: Final = 256
 _MARKER = "recipe-store.json"
 
 
-class Remote:
+class Remote(Session):
     """One store.  Made of what `buckets.open` gives; its methods may be called from several threads."""
 
     def __init__(self, bucket: Bucket, *, now: Callable[[], float] = time.time) -> None:
-        self._bucket = bucket
-        self._session = Session(bucket, now)
-        self._sender, self._receiver, self._collector = Sender(self._session), Receiver(self._session), Collector(self._session)
+        super().__init__(bucket, now)
         self._checked = False
         self._known: dict[str, int] = {}  # contents that were seen to be there, and their bytes
-
-    @property
-    def sent(self) -> int:
-        """Bytes of content, so far."""
-        return self._session.sent
-
-    @property
-    def received(self) -> int:
-        return self._session.received
-
-    @property
-    def url(self) -> str:
-        return self._bucket.url
 
     # -- asking
 
@@ -75,32 +59,28 @@ class Remote:
         """Raise Infrastructure with what to do when the store cannot be used: no bucket, no permission, no network, a newer format."""
         if self._checked:
             return
-        data = self._bucket.check(_MARKER)
+        data = self.bucket.check(_MARKER)
         if data is not None:
             try:
                 version = json.loads(data)["recipe-store"]
             except (ValueError, KeyError, TypeError) as error:
-                raise Unusable(f"{self._session.url}/{_MARKER} is not what this program writes", fix="give the store a folder of its own") from error
+                raise Unusable(f"{self.url}/{_MARKER} is not what this program writes", fix="give the store a folder of its own") from error
             if not isinstance(version, int) or version > FORMAT:
-                raise Unusable(f"{self._session.url}: format {version} is newer than this program's", fix="install a newer version of recipe")
+                raise Unusable(f"{self.url}: format {version} is newer than this program's", fix="install a newer version of recipe")
         self._checked = True
 
     def address(self, content: Content) -> str:
         """The object that holds a content, or that says which do."""
-        return f"{self._session.url}/{layout.object_name(content)}"
+        return f"{self.url}/{layout.object_name(content)}"
 
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
         """The traces of those keys that have one; a damaged one is none.  Raises Infrastructure after `patience` seconds."""
         wanted = list(dict.fromkeys(keys))
         deadline = self._begin(patience)
         if len(wanted) > MANY:
-            there = {
-                stat.name
-                for part in self._session.map(self._session.listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline)
-                for stat in part
-            }
+            there = {stat.name for part in self.map(self.listed, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline) for stat in part}
             wanted = [key for key in wanted if layout.trace_name(key) in there]
-        found = self._session.map(self._session.trace, wanted, deadline)
+        found = self.map(self.trace, wanted, deadline)
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
 
     def holds(self, contents: Iterable[Content], *, patience: float | None = None) -> set[Content]:
@@ -108,8 +88,8 @@ class Remote:
         wanted = list(dict.fromkeys(contents))
         deadline = self._begin(patience)
         missing = [content for content in wanted if content not in self._known]
-        for content, stat in zip(missing, self._session.map(lambda c: self._bucket.head(layout.object_name(c)), missing, deadline), strict=True):
-            if stat is not None and layout.object_name(content) not in self._session.bad:
+        for content, stat in zip(missing, self.map(lambda c: self.bucket.head(layout.object_name(c)), missing, deadline), strict=True):
+            if stat is not None and layout.object_name(content) not in self.bad:
                 self._known[content] = stat.size
         return {content for content in wanted if content in self._known}
 
@@ -124,11 +104,11 @@ class Remote:
         before = self.sent
         try:
             if content[0] == "t":
-                if not self._session.there(layout.object_name(content)):
-                    self._sender.put_tree(content, objects)
+                if not self.there(layout.object_name(content)):
+                    put_tree(self, content, objects)
             else:
                 path = str(objects.path(content))
-                self._sender.put_file(layout.object_name(content), path, os.path.getsize(path), content[2:])
+                put_file(self, layout.object_name(content), path, os.path.getsize(path), content[2:])
         except FileNotFoundError as error:
             raise Corrupt(f"{error.filename} is not stored here any more", fix="run again: the step that makes it will be run") from error
         except OSError as error:
@@ -142,26 +122,26 @@ class Remote:
         name = layout.trace_name(trace.key)
         data = layout.trace_text(trace, sizes)
         crashpoint("remote-trace")
-        if self._bucket.create(name, data):
+        if self.bucket.create(name, data):
             return trace
-        first = self._session.trace(trace.key)
-        if first is not None and not any(layout.object_name(made.content) in self._session.bad for made in first.trace.outputs):
+        first = self.trace(trace.key)
+        if first is not None and not any(layout.object_name(made.content) in self.bad for made in first.trace.outputs):
             return first.trace
-        self._bucket.write(name, data)
+        self.bucket.write(name, data)
         return trace
 
     def mark(self) -> None:
         """Say in the store what it is, if that is missing; and end uploads that somebody began long ago and never ended."""
         self.check()
-        self._bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
-        self._bucket.abandon(self._session.now() - GRACE)
+        self.bucket.create(_MARKER, json.dumps({"recipe-store": FORMAT}).encode())
+        self.bucket.abandon(self.now() - GRACE)
 
     def write_note(self, key: str, data: bytes) -> None:
         """Say which checkpoint a state has: see `remote_states`."""
-        self._bucket.write(layout.note_name(key), data)
+        self.bucket.write(layout.note_name(key), data)
 
     def read_note(self, key: str) -> bytes | None:
-        return self._bucket.read(layout.note_name(key))
+        return self.bucket.read(layout.note_name(key))
 
     # -- getting
 
@@ -172,20 +152,20 @@ class Remote:
         before = self.received
         try:
             if content[0] == "t":
-                self._receiver.get_tree(content, temporary)
+                get_tree(self, content, temporary)
             else:
-                stat = self._bucket.head(layout.object_name(content))
+                stat = self.bucket.head(layout.object_name(content))
                 if stat is None:
-                    raise self._session.gone(layout.object_name(content), "is not there")
-                self._receiver.get_file(layout.object_name(content), temporary, stat.size, content[2:])
+                    raise self.gone(layout.object_name(content), "is not there")
+                get_file(self, layout.object_name(content), temporary, stat.size, content[2:])
                 if content[0] == "x":
                     os.chmod(temporary, 0o755)  # noqa: S103  (what an executable output is; the umask had its say when it was put away)
             objects.put(Path(temporary), content, move=True)
         except OSError as error:
-            raise _disk(error, temporary) from error
+            fail(temporary, error)
         except MissingObject:
             self._known.pop(content, None)
-            self._session.bad.add(layout.object_name(content))  # a tree of which something is missing is written anew as a whole
+            self.bad.add(layout.object_name(content))  # a tree of which something is missing is written anew as a whole
             raise
         finally:
             delete(Path(temporary))
@@ -195,41 +175,26 @@ class Remote:
         """What a tree holds, without its files.  Raises MissingObject."""
         self.check()
         name = layout.object_name(content)
-        text = self._bucket.read(name)
+        text = self.bucket.read(name)
         if text is None:
-            raise self._session.gone(name, "is not there")
-        return self._receiver.entries(name, content, text)
+            raise self.gone(name, "is not there")
+        return entries(self, name, content, text)
 
     # -- throwing away
 
-    def garbage(self, *, keep_days: float) -> Garbage:
-        """What `collect` would do now."""
-        self.check()
-        return self._collector.collect(keep_days, dry=True)
-
-    def collect(self, *, keep_days: float) -> Garbage:
-        """Delete traces older than `keep_days`, and objects that no trace has needed for a day.
+    def collect(self, *, keep_days: float, dry: bool = False) -> Garbage:
+        """Delete traces older than `keep_days`, and objects that no trace has needed for a day.  `dry`: only say what that is.
 
         An object goes only when a collection has seen it unneeded, it was not written since, and `GRACE` later another finds it so still.  A writer
         writes an output that is there already anew when it is older than half of that: so what a writer relies on is too young to be taken.
         """
         self.check()
-        return self._collector.collect(keep_days, dry=False)
+        return collect(self, keep_days, dry=dry)
 
     def _begin(self, patience: float | None) -> float | None:
         """The time until which something may take, once the store was found to be one."""
-        self._bucket.load()  # which may take as long as it likes: it is done here
+        self.bucket.load()  # which may take as long as it likes: it is done here
         deadline = None if patience is None else time.monotonic() + patience
         if not self._checked:
-            self._session.map(lambda _: self.check(), [None], deadline)
+            self.map(lambda _: self.check(), [None], deadline)
         return deadline
-
-
-def _disk(error: OSError, path: str) -> Infrastructure:
-    free = 0
-    with suppress(OSError):
-        found = os.statvfs(os.path.dirname(path))
-        free = found.f_bavail * found.f_frsize
-    return Infrastructure(
-        f"{error.filename or path}: {error.strerror}, {free} bytes are free", fix="free some space (`recipe gc` helps), and try again"
-    )

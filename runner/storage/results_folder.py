@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from ..errors import Corrupt, Infrastructure
 from . import files
-from .bucket import PART, Bucket, crew
+from .bucket import PART, Bucket
+from .crew import Crew
 from .files import Entry
 
 MANIFEST: Final = "_RECIPE.json"
@@ -52,7 +53,7 @@ def upload(bucket: Bucket, wanted: Sequence[File], facts: Mapping[str, object], 
     while missing:
         batch, missing = _some(missing)
         # A large file has a crew of its own, for its parts.
-        for size in crew(lambda each: _put(bucket, each), batch, width=bucket.width if batch[0].size <= PART else 1):
+        for size in Crew(bucket.width if batch[0].size <= PART else 1).map(lambda each: _put(bucket, each), batch):
             sent += size
             progress(size)
         held += batch
@@ -102,7 +103,7 @@ def _put(bucket: Bucket, each: File) -> int:
         else:
             if files.scan(each.path)[2:] != each.sha256:
                 raise _damaged(each)
-            bucket.write_file(each.name, each.path, each.size, lambda do, items: crew(do, items, width=bucket.width))
+            bucket.write_file(each.name, each.path, each.size, Crew(bucket.width).map)
     except OSError as error:
         raise Infrastructure(f"{each.path} cannot be read: {error.strerror}") from error
     return each.size

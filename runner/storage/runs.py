@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ..errors import Busy, Invalid, Problem
-from .database import Data, Json
-from .exchange import Exchange, Output
+from ..errors import Busy, Invalid, NotFound, Problem
+from .database import Data, Json, Row, mapping, parsed, text
+from .exchange import Exchange, Output, outputs_of
 from .index import NOTHING, Changes
 
 if TYPE_CHECKING:
+    from ..planning.schedule import Move
     from .outbox import Letter, Outbox
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
@@ -138,6 +139,23 @@ class AttemptRow(NamedTuple):
     preimage: Json = None
 
 
+def run_of(row: Row) -> RunRow:
+    """A row of the table of runs."""
+    fields = list(row)
+    fields[3], fields[13], fields[21:] = mapping(row[3]), mapping(row[13]), map(outputs_of, row[21:])
+    return RunRow(*fields)
+
+
+def attempt_of(row: Row) -> AttemptRow:
+    """A row of the table of attempts."""
+    return AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12])))
+
+
+def attempt_row(attempt: AttemptRow) -> Row:
+    """The same as it is stored."""
+    return (*attempt[:5], text(attempt.job), *attempt[6:11], text(attempt.exit), text(attempt.preimage))
+
+
 class Event(NamedTuple):
     run: str
     seq: int
@@ -150,24 +168,7 @@ class Event(NamedTuple):
     data: Data
 
 
-class Moved(Protocol):
-    """A change of state, as the planner makes it."""
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def before(self) -> str: ...
-    @property
-    def after(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def data(self) -> Data: ...
-
-
-def is_progress(move: Moved) -> bool:
+def is_progress(move: Move) -> bool:
     """Whether a step is further than an earlier worker brought it: it ended, or its job was found again."""
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
@@ -185,7 +186,7 @@ SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
 """Of a store without a receiver."""
 
 
-def events_of(run: str, first: int, now: float, moves: Sequence[Moved]) -> list[Event]:
+def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
     """The events of a group, numbered from `first`, of which receivers may hear: a run's own changes of state."""
     return [
         Event(run, number, now, move.subject, move.id, str(move.before), str(move.after), move.reason, move.data)
@@ -205,19 +206,6 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     return known and all(state in ENDED for state, _ in tally)
 
 
-def of_several_states(page: Callable[[Wanted, int], list[RunRow]], wanted: Wanted, limit: int) -> list[RunRow]:
-    """A page of runs in one of several states: a page of each, so that an index serves them, and the newest of all."""
-    found = [row for state in dict.fromkeys(wanted.states) for row in page(wanted._replace(states=(state,)), limit)]
-    return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
-
-
-def newest(attempts: Iterable[AttemptRow], steps: Collection[str]) -> dict[str, AttemptRow]:
-    """The attempts at each of these steps that began last."""
-    wanted = set(steps)
-    found = sorted((attempt for attempt in attempts if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
-    return {attempt.step: attempt for attempt in found}
-
-
 def same_request(new: RunRow, known: str, data: Data) -> None:
     """Check that a request whose idempotency key is in use is the one that used it.  Raises Invalid."""
     if data.get("body") != new.data.get("body"):
@@ -225,49 +213,108 @@ def same_request(new: RunRow, known: str, data: Data) -> None:
         raise Invalid([Problem(KEY_IN_USE, words, fix="give another key, or the same request")])
 
 
+RUN_COLUMNS: Final = (
+    "id, recipe, plan, inputs, workspace, state, reason, request, created, ended, claim, fence, next_event, data, priority, due, idempotency,"
+    " recoveries"
+)
+"""Those of a run that both databases call alike."""
+
+
+class Words(NamedTuple):
+    """What the two databases write differently in a query."""
+
+    columns: str
+    """Of a run, in the order of `RunRow`."""
+    listed: str
+    """The runs of a workspace, `:workspace`."""
+    meant: str
+    """Those that a person may mean there."""
+    among: str
+    """Whether a value is in a list; `{}` stands for the list's name."""
+    last_attempts: str
+    """The query for the attempt at each of `:steps` that began last in any run of `:recipe`."""
+    asked: Mapping[str, str]
+    """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
+
+
 class Runs(Protocol):
-    """The runs of one store."""
+    """The runs of one store.  A backend is a subclass: it is read as written here, and writes in its own way."""
 
     shared: bool
     """Whether workers of other machines may see these runs."""
     exchange: Exchange
     """What these hand each other."""
+    reporter: Reporter
+    """Asked by `submit` and `group` for what is stored in the outbox in the same transaction."""
+    words: Words
+    workspace: str
+
+    def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        """Every row of a query, in which `:name` stands for a value."""
+        ...
 
     def get(self, run: str) -> RunRow:
         """One run.  Raises NotFound."""
-        ...
+        rows = self.all(f"SELECT {self.words.columns} FROM runs WHERE id = :run", {"run": run})  # noqa: S608
+        if not rows:
+            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+        return run_of(rows[0])
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
         """The latest runs, newest first."""
-        ...
+        where = f"{self.words.meant} AND (CAST(:recipe AS text) IS NULL OR recipe = :recipe) ORDER BY created DESC, id DESC LIMIT :last"
+        values = {"workspace": self.workspace, "recipe": recipe, "last": last}
+        return [run_of(row) for row in self.all(f"SELECT {self.words.columns} FROM runs WHERE {where}", values)]  # noqa: S608
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
         """At most `limit` runs that are as `wanted`, by id, the newest first."""
-        ...
+        if len(wanted.states) > 1:  # a page of each, so that an index serves them, and the newest of all
+            found = [row for state in dict.fromkeys(wanted.states) for row in self.page(wanted._replace(states=(state,)), limit)]
+            return sorted(found, key=lambda row: row.id, reverse=True)[:limit]
+        values = wanted._asdict() | {"state": "".join(wanted.states), "label": "=".join(wanted.label or ())}
+        # An index serves a condition only where nothing else could be meant.
+        asked = {"before": "id < :before", "key": "idempotency = :key", "recipe": "recipe = :recipe", "state": "state = :state", **self.words.asked}
+        here = self.words.meant if wanted.name or wanted.part else self.words.listed
+        where = " AND ".join([here, *(condition for name, condition in asked.items() if values[name])])
+        query = f"SELECT {self.words.columns} FROM runs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608
+        return [run_of(row) for row in self.all(query, {**values, "workspace": self.workspace, "limit": limit})]
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """The steps of a run that have moved, by id."""
-        ...
+        return {row[1]: StepRow(*row) for row in self.all("SELECT run, step, state, key, reason FROM steps WHERE run = :run", {"run": run})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """How many steps of each run are in each (state, phase); only a RUNNING step has a phase."""
-        ...
+        count = "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
+        answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
+        for run, state, phase, number in self.all(f"{count} WHERE run {self.words.among.format('runs')} GROUP BY 1, 2, 3", {"runs": list(runs)}):
+            answer[run][state, phase] = number
+        return answer
 
     def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
         """The attempts of a run, or of one step of it, in order."""
-        ...
+        query = "SELECT * FROM attempts WHERE run = :run AND (CAST(:step AS text) IS NULL OR step = :step) ORDER BY step, n"
+        return [attempt_of(row) for row in self.all(query, {"run": run, "step": step})]
 
     def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
         """The last attempt of each of `steps` in any run of a recipe, or in one run: whose pre-image says what it was run with."""
-        ...
+        if run is None:
+            values = {"steps": list(steps), "recipe": recipe, "workspace": self.workspace}
+            return {row[2]: attempt_of(row) for row in self.all(self.words.last_attempts, values)}
+        wanted = set(steps)
+        found = sorted((attempt for attempt in self.attempts(run) if attempt.step in wanted), key=lambda attempt: attempt.started or 0.0)
+        return {attempt.step: attempt for attempt in found}
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
         """The events of a run with a number above `after`, in order, without gaps."""
-        ...
+        query = "SELECT * FROM events WHERE run = :run AND seq > :after ORDER BY seq LIMIT :limit"
+        return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run, "after": after, "limit": limit})]
 
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
-        ...
+        query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
+        begun = {(run, id): data for run, id, data in self.all(f"{query} ORDER BY run, seq", {"runs": list(runs)})}
+        return {place: str(site) for place, data in begun.items() if '"site"' in data and (site := mapping(data).get("site"))}
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""
@@ -316,7 +363,7 @@ class Runs(Protocol):
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
@@ -340,9 +387,6 @@ class Runs(Protocol):
     def land(self) -> None:
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
         ...
-
-    reporter: Reporter
-    """Asked by `submit` and `group` for what is stored in the outbox in the same transaction."""
 
     @property
     def outbox(self) -> Outbox:

@@ -11,19 +11,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import Infrastructure
 from ..retry import Policy
 from .bucket import (
     CONNECT,
-    HTTP_WIDTH,
     PART,
     TIMEOUT,
     Again,
-    Crew,
+    CloudBucket,
     Exists,
     Short,
+    Spread,
     Stat,
     StoreError,
     Unreachable,
@@ -31,11 +31,13 @@ from .bucket import (
     awaited,
     base64_of,
     client_options,
-    lock,
     module_of_extra,
     tries,
     words_of,
 )
+
+if TYPE_CHECKING:
+    from ..settings import StoreSettings
 
 _MOST_PARTS: Final = 9_000
 _DENIED = frozenset(
@@ -58,33 +60,13 @@ class _Upload(NamedTuple):
     begun: datetime
 
 
-class S3:
+class S3(CloudBucket):
     """A bucket of S3 or of a server that speaks its language."""
 
-    width = HTTP_WIDTH
-    page = 1000  # names of one answer, the most that a server gives
-
-    def __init__(
-        self,
-        url: str,
-        bucket: str,
-        prefix: str,
-        endpoint: str = "",
-        region: str = "",
-        profile: str = "",
-        owner: str = "",
-        *,
-        anonymous: bool = False,
-        policy: Policy | None = None,
-    ) -> None:
-        self.url = url
-        self._bucket, self._prefix = bucket, prefix
-        self._settings = endpoint, region, profile, anonymous
-        self._where = f"{url} at {endpoint}" if endpoint else url
-        self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": owner} if owner else {})}
-        self._policy = policy or tries()
-        self._opened: tuple[Any, Any] | None = None
-        self._opening = lock()
+    def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
+        super().__init__(url, bucket, prefix, settings)
+        self._common: dict[str, str] = {"Bucket": bucket, **({"ExpectedBucketOwner": settings.owner} if settings.owner else {})}
+        self._policy = tries()
 
     def load(self) -> None:
         module_of_extra("s3fs", self.url, "s3")
@@ -96,7 +78,7 @@ class S3:
     def make(self) -> bool:
         if self._ask("head_bucket", absent=True) is not None:
             return False
-        region = self._settings[1]
+        region = self._settings.region
         words: dict[str, Any] = {}
         if region not in ("", "auto", "us-east-1"):
             words["CreateBucketConfiguration"] = {"LocationConstraint": region}
@@ -168,7 +150,7 @@ class S3:
         assert answer is not None
         _demand_etag(name, answer, md5.hexdigest())
 
-    def write_file(self, name: str, path: str, size: int, crew: Crew) -> None:
+    def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
         """In parts.  Those that a killed writer of the same bytes has sent are not sent again; an upload that fails is taken back.
 
         Two who write the same at once may share an upload: the later one finds it ended and the object there, or begins anew.
@@ -187,7 +169,7 @@ class S3:
                     raise Unreachable(f"{self._where}: the upload of {name} was ended by another process", fix="push again") from None
         raise AssertionError("BUG: neither written nor failed")
 
-    def _write_file(self, key: str, path: str, size: int, crew: Crew) -> None:
+    def _write_file(self, key: str, path: str, size: int, crew: Spread) -> None:
         length = max(PART, -(-size // _MOST_PARTS))
         upload, there = self._unfinished(key)
         if upload is None:
@@ -345,17 +327,11 @@ class S3:
         _, system = self._client()
         return sync(system.loop, awaited, asked)
 
-    def _client(self) -> tuple[Any, Any]:
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._open()
-        return self._opened
-
     def _open(self) -> tuple[Any, Any]:
         s3fs = module_of_extra("s3fs", self.url, "s3")
         from fsspec.asyn import sync
 
-        options = client_options("s3", *self._settings)
+        options = client_options("s3", self._settings)
         options["config_kwargs"] |= {
             "retries": {"total_max_attempts": 1},
             "connect_timeout": CONNECT,

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import install_line
 
@@ -25,11 +25,17 @@ from ..reading import whole
 from .bound import Bound
 from .digest_cache import DigestCache
 from .disk import delete
+from .hub import offline
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from fsspec.implementations.http import HTTPFileSystem
 
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # with the licence
 _CLOSED = (400, 401, 403)  # what servers answer to a signature that is over
+_RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)")
+_EMPTY = 416
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -169,7 +175,7 @@ def _hub(address: str) -> tuple[str, str]:
 
 
 def _ask_hub(address: str) -> str:
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
+    if offline(os.environ):
         raise ConnectionError("HF_HUB_OFFLINE is set")
     from huggingface_hub import HfApi
 
@@ -198,7 +204,7 @@ def opened(ws: Workspace, address: str) -> tuple[Any, str]:
     if store is not None:
         from .bucket import client_options
 
-        options = client_options(address[:2], store.endpoint, store.region, store.profile, store.anonymous)
+        options = client_options(address[:2], store)
     client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
     return client, name
 
@@ -216,14 +222,33 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
     """The files that an address in a bucket or behind https leads to, as its server has them now."""
     store, path = opened(ws, address)
     if address.startswith("https:"):
-        from . import https
-
         # What is behind https is one file: to look for more would be to read it and follow its links.
-        return [Object(address, *https.first_byte(store, path))]
+        return [first_byte(store, path, address)]
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     names = ("VersionId", "ETag", "etag", "generation", "mtime")
     rows = sorted(found.items())
     return [Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None))) for name, info in rows]
+
+
+def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
+    """What a server of https says of a file, asked by its first byte: an address that is signed is signed for GET alone.
+
+    Raises what the client raises: `aiohttp.ClientResponseError` has the `status`.
+    """
+    from fsspec.asyn import sync
+
+    async def ask() -> Object:
+        session = await store.set_session()
+        async with session.get(store.encode_url(path), headers={"Range": "bytes=0-0", "Accept-Encoding": "identity"}) as answer:
+            if answer.status != _EMPTY:
+                answer.raise_for_status()
+            headers = answer.headers
+            whole = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            size = whole[1] if whole else headers.get("Content-Length") if answer.status == 200 and not headers.get("Content-Encoding") else None
+            return Object(name, int(size) if size is not None else None, str(headers.get("ETag") or headers.get("Last-Modified")))
+
+    found: Object = sync(store.loop, ask)
+    return found
 
 
 def identity_of(there: Sequence[Object]) -> str:

@@ -6,59 +6,78 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..errors import NotFound
 from .crash import crashpoint
-from .database import Data, Database, Row, mapping, parsed, text
-from .exchange import Exchange, OneDisk
+from .database import Data, Database, Row, mapping, text
+from .exchange import Exchange
 from .index import NOTHING, Changes, Index
 from .locks import Lock, Locks
 from .runs import (
     FINAL,
     LIMITED,
     NO_DATA,
+    RUN_COLUMNS,
     SILENT,
     AttemptRow,
     Event,
-    Moved,
     Offer,
     Reporter,
     Requested,
     RunRow,
+    Runs,
     Stale,
     StepRow,
     Submitted,
-    Wanted,
+    Words,
+    attempt_row,
     events_of,
     is_progress,
-    newest,
-    of_several_states,
     same_request,
 )
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from ..planning.schedule import Move
     from .outbox import Letter, Outbox
 
 _GLANCE = 50
 """Waiting runs that are read at once: the first is mostly taken."""
 
 
-class SqliteRuns:
+_WORDS: Final = Words(
+    f"{RUN_COLUMNS}, user",
+    "true",
+    "true",
+    "IN (SELECT value FROM json_each(:{}))",
+    "SELECT a.* FROM json_each(:steps) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
+    " WHERE b.step = wanted.value AND r.recipe = :recipe ORDER BY b.started DESC LIMIT 1)",
+    {
+        "user": "user = :user",
+        "name": "json_extract(data, '$.name') = :name",
+        "part": "instr(id, :part)",
+        "label": "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key || '=' || has.value = :label)",
+    },
+)
+
+
+class SqliteRuns(Runs):
     """The runs in one database, whose index is written in the same transactions."""
 
     shared = False
+    words = _WORDS
+    workspace = ""
 
     def __init__(self, database: Database, index: Index, locks: Locks) -> None:
         self._database, self._index, self._locks = database, index, locks
         self._claims: dict[str, Lock] = {}
         self.reporter: Reporter = SILENT
-        self.exchange: Exchange = OneDisk()
+        self.exchange: Exchange = Exchange()
 
     def close(self) -> None:
         """Let go of every claim."""
@@ -66,75 +85,8 @@ class SqliteRuns:
             lock.release()
         self._claims = {}
 
-    def get(self, run: str) -> RunRow:
-        rows = self._database.all("SELECT * FROM runs WHERE id = ?", (run,))
-        if not rows:
-            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
-        return _run(rows[0])
-
-    def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
-        order = "ORDER BY created DESC, id DESC LIMIT ?"
-        return [_run(row) for row in self._database.all(f"SELECT * FROM runs WHERE ? IS NULL OR recipe = ? {order}", (recipe, recipe, last))]  # noqa: S608
-
-    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        if len(wanted.states) > 1:
-            return of_several_states(self.page, wanted, limit)
-        name, value = wanted.label or ("", "")
-        asked: dict[str, tuple[str, str]] = {  # an index serves a condition only where nothing else could be meant
-            "id < :before": ("before", wanted.before),
-            "idempotency = :key": ("key", wanted.key),
-            "recipe = :recipe": ("recipe", wanted.recipe),
-            "state = :state": ("state", "".join(wanted.states)),
-            "user = :user": ("user", wanted.user),
-            "json_extract(data, '$.name') = :called": ("called", wanted.name),
-            "instr(id, :part)": ("part", wanted.part),
-            "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key = :name AND has.value = :value)": ("name", name),
-        }
-        conditions = " AND ".join(condition for condition, (_, word) in asked.items() if word)
-        words = dict(asked.values()) | {"value": value}
-        rows = self._database.all(f"SELECT * FROM runs WHERE {conditions} ORDER BY id DESC LIMIT :limit", {**words, "limit": limit})  # noqa: S608
-        return [_run(row) for row in rows]
-
-    def steps(self, run: str) -> dict[str, StepRow]:
-        return {row[1]: StepRow(*row) for row in self._database.all("SELECT * FROM steps WHERE run = ?", (run,))}
-
-    def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
-        rows = self._database.all(
-            "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
-            " WHERE run IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3",
-            (json.dumps(list(runs)),),
-        )
-        answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
-        for run, state, phase, count in rows:
-            answer[run][state, phase] = count
-        return answer
-
-    def attempts(self, run: str, step: str | None = None) -> list[AttemptRow]:
-        rows = self._database.all("SELECT * FROM attempts WHERE run = ? AND (? IS NULL OR step = ?) ORDER BY step, n", (run, step, step))
-        return [AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows]
-
-    def latest_attempts(self, recipe: str, steps: Collection[str], *, run: str | None = None) -> dict[str, AttemptRow]:
-        if run is not None:
-            return newest(self.attempts(run), steps)
-        rows = self._database.all(
-            "SELECT a.* FROM json_each(?) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
-            " WHERE b.step = wanted.value AND r.recipe = ? ORDER BY b.started DESC LIMIT 1)",
-            (json.dumps(list(steps)), recipe),
-        )
-        return {row[2]: AttemptRow._make((*row[:5], mapping(row[5]), *row[6:11], mapping(row[11]), parsed(row[12]))) for row in rows}
-
-    def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
-        rows = self._database.all("SELECT * FROM events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?", (run, after, limit))
-        return [Event._make((*row[:8], mapping(row[8]))) for row in rows]
-
-    def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
-        rows = self._database.all(
-            "SELECT run, id, data FROM events WHERE run IN (SELECT value FROM json_each(?)) AND subject = 'step' AND after = 'RUNNING'"
-            " ORDER BY run, seq",
-            (json.dumps(list(runs)),),
-        )
-        begun = {(run, id): data for run, id, data in rows}
-        return {place: str(site) for place, data in begun.items() if '"site"' in data and (site := mapping(data).get("site"))}
+    def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return self._database.all(statement, {name: json.dumps(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def live(self, run: str) -> bool:
         return self._locks.held(_claim_name(run))
@@ -232,7 +184,7 @@ class SqliteRuns:
         self,
         run: str,
         fence: int,
-        moves: Sequence[Moved] = (),
+        moves: Sequence[Move] = (),
         *,
         steps: Iterable[StepRow] = (),
         attempts: Iterable[AttemptRow] = (),
@@ -269,10 +221,7 @@ class SqliteRuns:
                 [(run, n, now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for n, move in enumerate(moves, first)],
             )
             many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
-            many(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(*row[:5], text(row.job), *row[6:11], text(row.exit), text(row.preimage)) for row in attempts],
-            )
+            many("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(attempt_row, attempts))
             if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
                 _post(db, run, self.reporter.letters(events))
             self._index.write(db, changes)
@@ -337,18 +286,10 @@ def _waiting(database: Database, offer: Offer) -> Iterator[Row]:
 
 def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:
     if letters:
-        from .outbox import COLUMNS
+        from .outbox import COLUMNS, rows
 
-        now = time.time()
-        rows = [(run, each.receiver, each.id, each.type, each.body, each.points, now, now) for each in letters]
-        db.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)  # noqa: S608
+        db.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows(run, letters))  # noqa: S608
 
 
 def _claim_name(run: str) -> str:
     return f"run-{run}"
-
-
-def _run(row: Row) -> RunRow:
-    fields = list(row)
-    fields[3], fields[13] = mapping(row[3]), mapping(row[13])
-    return RunRow(*fields)

@@ -11,9 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from zlib import adler32
 
-from ..errors import Corrupt
 from .files import Changed, Entry
 
 BLOCK = 512
@@ -23,19 +21,10 @@ END = bytes(2 * BLOCK)
 _BATCH = 1 << 20  # bytes handed on at once
 _OCTAL_MAX = 0o77777777777
 _MTIME = 315532800  # 1980-01-01: GNU tar warns of 1970, and zip knows nothing older
-_PATH_MAX = 4095
-_NAME_MAX = 255
 _PADDING = tuple(bytes(-n % BLOCK) for n in range(BLOCK))
 _KIND = 0o170000 | stat.S_IXUSR
 _REGULAR = {"f": stat.S_IFREG, "x": stat.S_IFREG | stat.S_IXUSR}
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class BadArchive(Corrupt):
-    """A manifest names what no archive of ours holds."""
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------------------------------------
 
 
 def member_size(entry: Entry) -> int:
@@ -61,67 +50,44 @@ def tar_stream(root: str | Path, entries: Iterable[Entry], *, check: bool = Fals
     top = os.fspath(root)
     parts: list[bytes] = []
     held = 0
-    folder, at = None, -1
-    sha256, join, fstat, opened, read, close = hashlib.sha256, b"".join, os.fstat, os.open, os.read, os.close
-    try:
-        for entry in entries:
-            if held >= _BATCH:
-                yield join(parts)
-                parts.clear()
-                held = 0
-            path, kind, size, value = entry
-            parts.append(member_header(entry))
-            held += BLOCK
-            if kind not in _REGULAR:
-                continue
-            parent, _, name = path.rpartition("/")
+    for entry in entries:
+        if held >= _BATCH:
+            yield b"".join(parts)
+            parts, held = [], 0
+        parts.append(member_header(entry))
+        held += BLOCK
+        if entry.kind not in _REGULAR:
+            continue
+        path, size = f"{top}/{entry.path}", entry.size
+        try:
+            handle = os.open(path, _READ)
             try:
-                if parent != folder:
-                    if at >= 0:
-                        os.close(at)
-                        at = -1
-                    at = os.open(f"{top}/{parent}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                    folder = parent
-                handle = opened(name, _READ, dir_fd=at)
-                try:
-                    before = fstat(handle)
-                    if before.st_size != size or before.st_mode & _KIND != _REGULAR[kind]:
-                        raise Changed(f"{top}/{path}")
-                    if size <= _BATCH:
-                        data = read(handle, size + 1)
-                        if len(data) != size or (check and sha256(data).hexdigest() != value):
-                            raise Changed(f"{top}/{path}")
-                        parts.append(data)
-                        held += size
-                    else:
+                before = os.fstat(handle)
+                if before.st_size != size or before.st_mode & _KIND != _REGULAR[entry.kind]:
+                    raise Changed(path)
+                hasher, left = hashlib.sha256(), size
+                while left:
+                    data = os.read(handle, min(left, _BATCH))
+                    if not data:
+                        raise Changed(path)
+                    if check:
+                        hasher.update(data)
+                    left -= len(data)
+                    held += len(data)
+                    parts.append(data)
+                    if left:
                         yield b"".join(parts)
-                        parts.clear()
-                        held = 0
-                        hasher = sha256() if check else None
-                        left = size
-                        while left:
-                            data = os.read(handle, min(left, _BATCH))
-                            if not data:
-                                raise Changed(f"{top}/{path}")
-                            if hasher is not None:
-                                hasher.update(data)
-                            left -= len(data)
-                            yield data
-                        if hasher is not None and hasher.hexdigest() != value:
-                            raise Changed(f"{top}/{path}")
-                    after = fstat(handle)
-                    if after.st_size != size or after.st_mtime_ns != before.st_mtime_ns or after.st_ctime_ns != before.st_ctime_ns:
-                        raise Changed(f"{top}/{path}")
-                finally:
-                    close(handle)
-            except OSError as error:
-                raise Changed(f"{top}/{path}", f"cannot be read any more: {error.strerror}") from error
-            parts.append(_PADDING[size % BLOCK])
-        parts.append(END)
-        yield b"".join(parts)
-    finally:
-        if at >= 0:
-            os.close(at)
+                        parts, held = [], 0
+                after = os.fstat(handle)
+                same = (after.st_size, after.st_mtime_ns, after.st_ctime_ns) == (size, before.st_mtime_ns, before.st_ctime_ns)
+                if not same or (check and hasher.hexdigest() != entry.value):
+                    raise Changed(path)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise Changed(path, f"cannot be read any more: {error.strerror}") from error
+        parts.append(_PADDING[size % BLOCK])
+    yield b"".join((*parts, END))
 
 
 _TYPES = {"f": b"0", "x": b"0", "l": b"2", "d": b"5", "L": b"L", "K": b"K"}
@@ -129,8 +95,6 @@ _MODES = {"x": b"0000755\0", "d": b"0000755\0", "l": b"0000777\0"}
 _HEADS = {kind: _MODES.get(kind, b"0000644\0") + b"0000000\0" * 2 for kind in _TYPES}
 _TIME = b"%011o\0" % _MTIME
 _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
-_TAILS = {kind: _TYPES[kind] + bytes(100) + _MAGIC + bytes(167) for kind in _TYPES}
-_SUMS = {kind: sum(_HEADS[kind] + _TIME + b" " * 8 + _TYPES[kind] + _MAGIC) for kind in _TYPES}
 
 
 def member_header(entry: Entry) -> bytes:
@@ -144,8 +108,6 @@ def member_header(entry: Entry) -> bytes:
     elif kind == "l":
         link = value.encode("utf-8", "surrogateescape")
         size = 0
-    if len(name) <= 100 and not link:
-        return _block(name, kind, size)
     before = b""
     prefix = b""
     if len(link) > 100:
@@ -174,23 +136,6 @@ def _long(kind: str, text: bytes) -> bytes:
 
 def _block(name: bytes, kind: str, size: int, link: bytes = b"", prefix: bytes = b"") -> bytes:
     length = b"%011o\0" % size if size <= _OCTAL_MAX else (size | 1 << 95).to_bytes(12, "big")
-    # The low half of an Adler-32 is one more than the sum of the bytes, exactly so up to 256 of them.
-    total = _SUMS[kind] + (adler32(name) & 0xFFFF) - 1 + (adler32(length) & 0xFFFF) - 1
-    if link or prefix:
-        total += sum(link) + sum(prefix)
-    start = name.ljust(100, b"\0") + _HEADS[kind] + length + _TIME + b"%06o\0 " % total
-    if link or prefix:
-        return b"".join((start, _TYPES[kind], link.ljust(100, b"\0"), _MAGIC, prefix.ljust(167, b"\0")))
-    return start + _TAILS[kind]
-
-
-def member_path(raw: bytes) -> str:
-    """A member's name as a path below the top.  Raises BadArchive for a name that leads elsewhere."""
-    if raw[:2] == b"./":
-        raw = raw[2:]
-    if len(raw) > _PATH_MAX or b"\0" in raw:
-        raise BadArchive(f"{raw[:80]!r} is no name")
-    for part in raw.split(b"/"):
-        if part == b"" or part == b"." or part == b".." or len(part) > _NAME_MAX:
-            raise BadArchive(f"{raw[:80]!r} is no name inside a tree")
-    return raw.decode("utf-8", "surrogateescape")
+    head = name.ljust(100, b"\0") + _HEADS[kind] + length + _TIME
+    tail = _TYPES[kind] + link.ljust(100, b"\0") + _MAGIC + prefix.ljust(167, b"\0")
+    return head + b"%06o\0 " % (sum(head) + 8 * ord(" ") + sum(tail)) + tail

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -50,9 +50,10 @@ def results_place(text: str | Path) -> Path | str:
 
         hub.named(address)
     else:
+        from ..settings import StoreSettings
         from . import buckets
 
-        buckets.open(address, root=Path())
+        buckets.open(StoreSettings("", address), Path())
     return address.rstrip("/")
 
 
@@ -127,13 +128,14 @@ class Workspace:
         if settings is None:
             return None
         from . import buckets
-        from .remote_cache import RemoteCache
+        from .remote_cache import RemoteCache, Uses
         from .remotes import Remote
 
-        where = {"endpoint": settings.endpoint, "region": settings.region, "profile": settings.profile, "owner": settings.owner}
-        remote = Remote(buckets.open(settings.url, root=self.own, anonymous=settings.anonymous, **where))
+        remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
-        self.remote_cache = RemoteCache(self, remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints)
+        self.remote_cache = RemoteCache(
+            Uses(self.objects, self.knows, self.learn), remote, settings.name, push=push, asked=name is not None, checkpoints=settings.checkpoints
+        )
         return self.remote_cache
 
     @cached_property
@@ -202,12 +204,8 @@ class Workspace:
         """A path as the caller gave it: below the workspace unless absolute or `~`."""
         return Path(os.path.normpath(self.root / Path(address).expanduser()))
 
-    def write(self, path: Path, *data: bytes) -> None:
+    def write(self, path: Path, *parts: bytes) -> None:
         """Write a whole file or none."""
-        self.write_parts(path, data)
-
-    def write_parts(self, path: Path, parts: Iterable[bytes]) -> None:
-        """The same for one that should not be in memory as a whole."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -343,9 +341,3 @@ class _Stored:
         if not isinstance(content, str):
             return False
         return self._objects.intact(Content(content)) or (self._ws.remote_cache is not None and self._ws.remote_cache.holds(Content(content)))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._objects.all())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self._objects.all())

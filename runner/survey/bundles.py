@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
 from ..paths import BUNDLED, is_path
-from ..storage.disk import delete
+from ..storage.disk import delete, total
 from ..storage.files import Content
 from ..storage.workspace import Workspace
 from . import locks
@@ -208,7 +208,7 @@ class _Packing:
             path = str(self._ws.root / dep)
             if content is None:
                 self._wrong(f"{dep}, which a step depends on, is not there", "make it, or correct `deps`")
-            elif _total(path) > INLINE:
+            elif total(os.path.realpath(path)) > INLINE:
                 self._send(dep, Content(content), os.path.realpath(path))
             else:
                 self._files[dep] = path
@@ -317,10 +317,3 @@ def _add(archive: tarfile.TarFile, place: str, source: str, text: bytes | None) 
             info.mode = 0o755 if os.access(source, os.X_OK) else 0o644
         info.size = len(text)
     archive.addfile(info, io.BytesIO(text) if text is not None else None)
-
-
-def _total(path: str) -> int:
-    """Bytes of a file, or of all files in a folder."""
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(os.lstat(f"{at}/{name}").st_size for at, _, names in os.walk(path) for name in names)

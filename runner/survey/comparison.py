@@ -19,7 +19,7 @@ from ..storage.index import Trace
 from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
-from .results import Metric, Point, points, summary
+from .results import Metric, Point, attempts_of, in_author, in_image, points, summary
 
 Cell = str | int | float | bool | None
 
@@ -112,8 +112,7 @@ def result_of(
 
 def result_found(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
     """What a step found under its key, made by whatever run: by its attempts where they are known here, else by what is remembered of it."""
-    tries = [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
-    if tries:
+    if tries := attempts_of(ws, trace):
         return result_of(ws, step, tries, trace, {})
     metrics = summary((), trace.numbers)
     return Result(step, trace.run, trace.made_at, "DONE", "", round(trace.seconds, 3), "", "", {**in_id(step)}, metrics), ()
@@ -127,16 +126,13 @@ def _label(row: RunRow) -> str:
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
     """The values that a step's templates read, by their names there."""
-    author = attempt.preimage.get("author") if isinstance(attempt.preimage, dict) else None
-    reads = author.get("reads") if isinstance(author, dict) else None
+    reads = in_author(attempt, "reads")
     return reads if isinstance(reads, dict) else {}
 
 
 def _reports(attempt: AttemptRow) -> bool:
     """Whether a step says how it reports metrics."""
-    image = attempt.preimage if isinstance(attempt.preimage, dict) else {}
-    author = image.get("author")
-    return bool(image.get("metrics") or (isinstance(author, dict) and author.get("metrics")))
+    return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
 
 
 def in_id(step: str) -> dict[str, str]:

@@ -28,16 +28,16 @@ def image_of(found: Survey, n: int) -> dict[str, Any] | None:
     return {"author": found.plan.specs()[n].author, "world": world}
 
 
-def changes(ws: Workspace, found: Survey, numbers: Iterable[int], *, run: str | None = None) -> dict[int, list[str]]:
-    """What changed for each of these steps since its last attempt (in any run of this recipe, or in `run`), every part, in words."""
+def changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, list[str]]:
+    """What changed for each of these steps since its last attempt in any run of this recipe, every part, in words."""
     numbers = list(numbers)
     nodes = found.plan.nodes
-    before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers], run=run)
+    before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers])
     answer: dict[int, list[str]] = {}
     for n in numbers:
         row, image = before.get(nodes[n].id), image_of(found, n)
         if row is None:
-            answer[n] = ["it has not run here before"] if run is None else [f"it did not run in {run}"]
+            answer[n] = ["it has not run here before"]
         elif image is None or not isinstance(row.preimage, dict):
             answer[n] = []
         else:

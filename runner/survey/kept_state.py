@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, NotFound
 from ..storage import checkpoints
-from ..storage.disk import delete
+from ..storage.disk import delete, total
 from ..storage.workspace import Workspace
 from .explain import image_of
 from .survey import Survey
@@ -82,13 +82,8 @@ def _checkpoints(folder: Path, pattern: str | None) -> list[Checkpoint]:
     for name, verdict in checkpoints.judged(folder, pattern):
         path = folder / name
         made = path.stat().st_mtime if path.exists() else 0.0
-        found.append(Checkpoint(path, checkpoints.number(name), verdict.step, verdict.why, _size(path), made))
+        found.append(Checkpoint(path, checkpoints.number(name), verdict.step, verdict.why, total(path), made))
     return found
-
-
-def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [path / name for name in checkpoints.files(path)] if path.is_dir() else []
-    return sum(each.lstat().st_size for each in files)
 
 
 def export(checkpoint: Checkpoint, target: Path) -> Path:

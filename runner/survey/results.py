@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from ..language.values import is_number
 from ..planning.step import MetricsSpec
 from ..storage import metrics
+from ..storage.database import Json
+from ..storage.index import Trace
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
 from . import rows
@@ -50,6 +52,11 @@ def reported(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Reported]:
     return found
 
 
+def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
+    """Those that made a result, where they are known here."""
+    return [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
+
+
 def points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
     """Everything that an attempt reported, in order; None where what it is read from is not kept."""
     rule = _rule(attempt)
@@ -78,9 +85,18 @@ def summary(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]
     return {name: Metric(value, *ranges.get(name, (None, None))) for name, value in (values | {**last}).items()}
 
 
+def in_image(attempt: AttemptRow, name: str) -> Json:
+    """A part of what the key of an attempt was made from."""
+    return attempt.preimage.get(name) if isinstance(attempt.preimage, dict) else None
+
+
+def in_author(attempt: AttemptRow, name: str) -> Json:
+    """A part of what its recipe said of the step."""
+    author = in_image(attempt, "author")
+    return author.get(name) if isinstance(author, dict) else None
+
+
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
     """How an attempt reported its metrics; None: it reports none."""
-    image = attempt.preimage if isinstance(attempt.preimage, dict) else {}
-    author = image.get("author")
-    rule = image.get("metrics") or (author.get("metrics") if isinstance(author, dict) else None)
+    rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
     return MetricsSpec(*(None if part is None else str(part) for part in rule)) if isinstance(rule, list) else None

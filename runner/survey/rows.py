@@ -45,6 +45,10 @@ class Rows:
     def close(self) -> None:
         """There is nothing to let go of."""
 
+    def whole(self) -> bytes:
+        """The same together."""
+        return b"".join(iter(self.read, b""))
+
     def _object(self, content: Content) -> bytes:
         cache = self._ws.remote_cache or self._ws.share(self._ws.store.runs.get(self._run).store)
         if cache is None or cache.bring([content]):
@@ -63,7 +67,7 @@ def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
     path = ws.kept(attempt.run, attempt.step, attempt.n, ending)
     if not path.exists() and is_elsewhere(ws, attempt.run):
         with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
-            if data := _all(Rows(ws, attempt.run, path.name.removesuffix(ending), ending[1:])):
+            if data := Rows(ws, attempt.run, path.name.removesuffix(ending), ending[1:]).whole():
                 ws.write(path, data)
     return path
 
@@ -72,11 +76,5 @@ def so_far(ws: Workspace, run: str, step: str, number: int, path: Path) -> Seque
     """What an attempt that runs has reported in the file `path` of its machine, `.metrics` or `.host`."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)
-    data = _all(Rows(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]))
+    data = Rows(ws, run, ws.kept(run, step, number, "").name, path.suffix[1:]).whole()
     return [point for line in data.splitlines() if (point := metrics.parse(line))]
-
-
-def _all(rows: Rows) -> bytes:
-    found: list[bytes] = []
-    rows.rest(found.append)
-    return b"".join(found)

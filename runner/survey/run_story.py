@@ -17,7 +17,7 @@ from ..storage.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
 from .comparison import Cell, Result, in_id, result_found, result_of
-from .results import Point
+from .results import Point, attempts_of
 
 _TAIL = 16 << 10  # bytes of a log's end that are looked at
 _LOGS, _FILES = 200, 300
@@ -118,8 +118,7 @@ def _instance(ws: Workspace, begun: Instance, trace: Trace | None) -> Instance:
     if trace is None:
         return begun
     result, points = result_found(ws, begun.id, trace)
-    made = [attempt for attempt in ws.store.runs.attempts(trace.run, trace.step) if attempt.key == trace.key]
-    return begun._replace(source=trace.run, attempts=made, result=result, points=points)
+    return begun._replace(source=trace.run, attempts=attempts_of(ws, trace), result=result, points=points)
 
 
 def _logs(ws: Workspace, found: Iterable[Instance]) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..planning.halving import STOPPED, Stream, stream
 from ..storage.runs import AttemptRow
 from ..storage.workspace import Workspace
-from .results import points
+from .results import attempts_of, points
 from .survey import Survey
 
 
@@ -24,7 +24,6 @@ def streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
     keys = {found.plan.nodes[n].id: key for n in found.made if (key := found.verdicts[n].key) is not None}
     traces = ws.store.index.traces(list(keys.values()))
     for id, trace in ((id, traces[key]) for id, key in keys.items() if key in traces):
-        tries = [each for each in ws.store.runs.attempts(trace.run, trace.step) if each.key == trace.key]
-        if tries:
+        if tries := attempts_of(ws, trace):
             known[id] = tries[-1]
     return {id: said for id, attempt in known.items() if (said := stream(points(ws, attempt) or (), metric))}

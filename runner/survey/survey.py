@@ -160,10 +160,7 @@ def compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, 
 
 
 def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]) -> Plan:
-    try:
-        text = whole(source)
-    except OSError as error:
-        raise NotFound(f"{source} cannot be read: {error.strerror}") from error
+    text = _text(source)
     asked = [VERSION, COMPILER, str(source), of_bytes(text), dict(request.inputs), request.preset, {k: list(v) for k, v in known.items()}]
     asked += [is_path(request.recipe), dict(request.typed_in)]  # what is given by its path has its code at the root
     try:
@@ -181,7 +178,7 @@ def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str,
     if digest is not None and not ws.read_only and not ws.addresses:  # what opens an address is known from the request alone
         secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
         note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
-        ws.write_parts(kept, (part.encode() for part in itertools.chain((note, "\n"), plan.dump())))
+        ws.write(kept, *(part.encode() for part in (note, "\n", *plan.dump())))
     return plan
 
 
@@ -221,11 +218,14 @@ def read(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
+    return _read(ws, source, _text(source), request, {}, {})
+
+
+def _text(source: Path) -> bytes:
     try:
-        text = whole(source)
+        return whole(source)
     except OSError as error:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
-    return _read(ws, source, text, request, {}, {})
 
 
 @lru_cache(maxsize=1)  # a first run reads its recipe before there is a workspace, and then compiles it
@@ -456,7 +456,7 @@ def compiled_anew(ws: Workspace, request: Request) -> Anew:
 
     source = find(request.recipe, ws.root)
     globs, sources = Globs(ws.root, {}, ws), dict[str, Digest]()
-    recipe, plan = _compile(ws, source, whole(source), request, globs, sources)
+    recipe, plan = _compile(ws, source, _text(source), request, globs, sources)
     if request.nodes:
         plan.spread(request.nodes)
     paths = {}
@@ -567,27 +567,18 @@ def _code(ws: Workspace, home: str, text: str, theirs: _Theirs, reader: ImportCa
     return [(name, content) for name in names if (content := contents[f"{base}/{name}"]) is not None]
 
 
-class _Trees(Mapping[str, Mapping[str, str]]):
+class _Trees(dict[str, Mapping[str, str]]):
     """Manifests of stored trees, read when a step takes a file below one."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
-        self._read: dict[str, dict[str, str]] = {}
 
-    def __getitem__(self, content: str) -> Mapping[str, str]:
-        if content not in self._read:
-            if self._ws.remote_cache is not None:
-                self._ws.remote_cache.outline(Content(content))
-            self._read[content] = {
-                entry.path: f"{entry.kind}:{entry.value}" for entry in self._ws.objects.manifests.entries(Content(content)) if entry.kind in "fx"
-            }
-        return self._read[content]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read)
-
-    def __len__(self) -> int:
-        return len(self._read)
+    def __missing__(self, content: str) -> Mapping[str, str]:
+        if self._ws.remote_cache is not None:
+            self._ws.remote_cache.outline(Content(content))
+        entries = self._ws.objects.manifests.entries(Content(content))
+        self[content] = {entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"}
+        return self[content]
 
 
 def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[Place]]:

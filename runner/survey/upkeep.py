@@ -9,13 +9,13 @@ import contextlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, RecipeError
+from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
@@ -110,13 +110,13 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     places = {place.path for n, targets in found.places.items() for place in targets if _makes(found.verdicts[n], place.output)}
-    around = {parent for path in places for parent in _parents(path)}
+    around = {parent for path in places for parent in heads(path)[1:]}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     rows = []
     for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
         certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
-        if here and certain and path not in places and path not in around and not any(parent in places for parent in _parents(path)):
+        if here and certain and path not in places and path not in around and not any(parent in places for parent in heads(path)[1:]):
             rows.append(row)
     return rows
 
@@ -159,11 +159,6 @@ def _remove_empty(root: Path, target: Path) -> None:
                 latest.unlink()
 
 
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:n]) for n in range(1, len(parts))]
-
-
 # -- runs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -178,9 +173,9 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
 def left_by(ws: Workspace, run: str) -> list[Leftover]:
     """Logs and metrics of a run, and what its failed attempts left."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
-    found = [Leftover("attempt", ws.home / name, _size(ws.home / name)) for name in dirs if (ws.home / name).is_dir()]
+    found = [Leftover("attempt", ws.home / name, disk.total(ws.home / name)) for name in dirs if (ws.home / name).is_dir()]
     logs = ws.home / "runs" / run
-    return [*found, *([Leftover("logs", logs, _size(logs))] if logs.is_dir() else [])]
+    return [*found, *([Leftover("logs", logs, disk.total(logs))] if logs.is_dir() else [])]
 
 
 def forget(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
@@ -210,21 +205,21 @@ def leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Left
     oldest = time.time() - keep_days * _DAY
     rows = ws.store.runs.latest()
     known = {row.id for row in rows} - set(garbage.runs)
-    found = [Leftover("attempt", path, _size(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
+    found = [Leftover("attempt", path, disk.total(path)) for path in (ws.home / "attempts" / name for name in garbage.attempts)]
     for folder in _listed(ws.home / "runs"):
         if folder.name not in known and _touched(folder) < garbage.before:
-            found.append(Leftover("logs", folder, _size(folder)))
+            found.append(Leftover("logs", folder, disk.total(folder)))
     for kind, name in (("plan", "plans"), ("manifest", "manifests"), ("download", "cache")):
-        found += [Leftover(kind, path, _size(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
+        found += [Leftover(kind, path, disk.total(path)) for path in _listed(ws.home / name) if _touched(path) < oldest]
     if (ws.home / "bundles").is_dir():  # a worker's folder: what it published is its submitters', and is in the store
         open_runs = {row.id for row in rows if row.state not in FINAL}
         for folder in _listed(ws.root / "out"):
             if _RUN.fullmatch(folder.name) and folder.name not in open_runs and _touched(folder) < oldest:
-                found.append(Leftover("result", folder, _size(folder)))
+                found.append(Leftover("result", folder, disk.total(folder)))
     for kind, (name, lock) in _LOCKED.items():
         for folder in _listed(ws.home / name):
             if _touched(folder) < oldest and not ws.locks.held(f"{lock}-{folder.name}"):
-                found.append(Leftover(kind, folder, _size(folder)))
+                found.append(Leftover(kind, folder, disk.total(folder)))
     return found
 
 
@@ -251,18 +246,6 @@ def _listed(folder: Path) -> list[Path]:
 def _touched(path: Path) -> float:
     """When anything in it was last written."""
     try:
-        latest = path.lstat().st_mtime
-        if path.is_dir() and not path.is_symlink():
-            latest = max([latest, *(p.lstat().st_mtime for p in path.rglob("*"))])
+        return max(found.st_mtime for _, found in disk.below(str(path)))
     except FileNotFoundError:
         return time.time()  # it is being worked on
-    return latest
-
-
-def _size(path: Path) -> int:
-    try:
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            return path.lstat().st_size
-        return sum(p.lstat().st_size for p in path.rglob("*") if not p.is_dir() or p.is_symlink())
-    except OSError:
-        return 0

@@ -18,7 +18,8 @@ import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
 from runner.storage import checkpoints, google, remote_layout, remote_states, remotes, s3
-from runner.storage.bucket import Bucket, crew
+from runner.storage.bucket import Bucket
+from runner.storage.crew import Crew
 from runner.storage.files import Content, Entry, tree_id
 from runner.storage.index import Made, Trace
 from runner.storage.objects import Objects
@@ -186,7 +187,7 @@ def test_a_tree_arrives_as_it_was(remote: Remote, other: Remote, here: Objects, 
 
 
 def names_of(remote: Remote) -> list[str]:
-    return [stat.name for stat in remote._bucket.names("objects/")]
+    return [stat.name for stat in remote.bucket.names("objects/")]
 
 
 def test_what_is_there_is_not_sent_again(remote: Remote, other: Remote, here: Objects, tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_more_than_a_page_is_listed_and_looked_up(raw: Raw, remote: Remote, monk
     content = Content("f:" + "0" * 64)
     wanted = [key(n) for n in range(KEYS)]
     bucket = raw.bucket()
-    crew(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS), width=32)
+    Crew(32).map(lambda n: bucket.write(remote_layout.trace_name(key(n)), remote_layout.trace_text(trace(n, content), {})), range(KEYS))
     assert names(raw, "traces/") == sorted(remote_layout.trace_name(k) for k in wanted)
     several = wanted[: remotes.MANY + 1]
     assert set(remote.lookup([*several, key(-1)])) == set(several)
@@ -449,7 +450,7 @@ def test_what_a_trace_needs_is_never_collected(
     before = names(raw)
     for days in (0, 0.5, 2.0):
         clock.ahead = days * DAY
-        dry = collector.garbage(keep_days=100)
+        dry = collector.collect(keep_days=100, dry=True)
         done = collector.collect(keep_days=100)
         assert (dry.traces, dry.objects, dry.size) == (done.traces, done.objects, done.size)
         assert done.traces == ()
@@ -471,7 +472,7 @@ def test_old_traces_go_and_then_what_they_needed(raw: Raw, remote: Remote, colle
     remote.put(content, here)
     remote.tell(trace(1, content), {})
     clock.ahead = 40 * DAY
-    assert collector.garbage(keep_days=30).traces == (key(1),)
+    assert collector.collect(keep_days=30, dry=True).traces == (key(1),)
     done = collector.collect(keep_days=30)
     assert (done.traces, done.objects, done.waiting) == ((key(1),), (), 1)
     assert Remote(raw.bucket()).lookup([key(1)]) == {}

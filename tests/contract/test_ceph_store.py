@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.agent.pulling import Pulling
+from runner.settings import StoreSettings
 from runner.storage import buckets
 from runner.storage.bucket import StoreError
 from runner.storage.objects import Objects
@@ -90,7 +91,7 @@ def test_wrong_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyP
 
 def test_a_bucket_that_is_not_there_is_reported(ceph: Ceph) -> None:
     with pytest.raises(StoreError, match="there is no such bucket"):
-        Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=ceph.endpoint)).lookup([key(1)])
+        Remote(buckets.open(StoreSettings("", "s3://no-such-bucket/x", endpoint=ceph.endpoint), Path("/"))).lookup([key(1)])
 
 
 def test_a_signed_address_opens_its_object_for_everybody_and_no_other(raw: Bucket, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Infrastructure
+from runner.settings import StoreSettings
 from runner.storage import buckets
 from runner.storage.bucket import Bucket
 from runner.storage.objects import Objects
@@ -21,7 +22,7 @@ class Files:
         self.root = root
 
     def bucket(self) -> Bucket:
-        return buckets.open(str(self.root), root=Path("/nowhere"))
+        return buckets.open(StoreSettings("", str(self.root)), Path("/nowhere"))
 
     def get(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -42,15 +43,15 @@ def raw(tmp_path: Path) -> Files:
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(Infrastructure, match="is not a directory") as caught:
-        Remote(buckets.open("typo", root=tmp_path)).check()
+        Remote(buckets.open(StoreSettings("", "typo"), tmp_path)).check()
     assert "make it" in caught.value.fix
     assert not (tmp_path / "typo").exists()
 
 
 def test_a_relative_folder_is_below_the_workspace(tmp_path: Path) -> None:
-    assert buckets.open("a/../store", root=tmp_path).url == str(tmp_path / "store")
-    assert buckets.open("file:///x/y", root=tmp_path).url == "/x/y"
-    assert buckets.open("~/s", root=tmp_path).url == os.path.expanduser("~/s")
+    assert buckets.open(StoreSettings("", "a/../store"), tmp_path).url == str(tmp_path / "store")
+    assert buckets.open(StoreSettings("", "file:///x/y"), tmp_path).url == "/x/y"
+    assert buckets.open(StoreSettings("", "~/s"), tmp_path).url == os.path.expanduser("~/s")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_only_known_kinds_of_address_are_followed(url: str, tmp_path: Path) -> N
     from runner.errors import Invalid
 
     with pytest.raises(Invalid) as caught:
-        buckets.open(url, root=tmp_path)
+        buckets.open(StoreSettings("", url), tmp_path)
     assert caught.value.problems[0].fix
 
 
@@ -89,7 +90,7 @@ def test_a_folder_that_cannot_be_written_says_so(raw: Files, monkeypatch: pytest
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(Infrastructure, match="Permission denied"):
-        Remote(raw.bucket())._bucket.write("x", b"1")
+        Remote(raw.bucket()).bucket.write("x", b"1")
 
 
 def test_without_links_the_first_trace_stays_too(raw: Files, here: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.settings import StoreSettings
 from runner.storage import buckets
 from runner.storage.bucket import StoreError, Unreachable
 from runner.storage.objects import Objects
@@ -21,7 +22,7 @@ class Bucket:
         self.server, self.name = server, server.bucket()
 
     def bucket(self) -> Bucket:
-        return buckets.open(f"gs://{self.name}/team/project", root=Path("/nowhere"), endpoint=self.server.endpoint)
+        return buckets.open(StoreSettings("", f"gs://{self.name}/team/project", endpoint=self.server.endpoint), Path("/nowhere"))
 
     def get(self, name: str) -> bytes:
         return self.server.get(self.name, f"team/project/{name}")
@@ -54,12 +55,12 @@ def test_bytes_that_look_like_a_border_of_a_message_arrive(raw: Bucket, here: Ob
 
 def test_a_bucket_that_is_not_there_is_reported(gcs: FakeGcs) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
-        Remote(buckets.open("gs://no-such-bucket/x", root=Path("/"), endpoint=gcs.endpoint)).lookup([key(1)])
+        Remote(buckets.open(StoreSettings("", "gs://no-such-bucket/x", endpoint=gcs.endpoint), Path("/"))).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
 def test_a_server_that_is_not_there_is_not_waited_for() -> None:
-    remote = Remote(buckets.open("gs://bucket/x", root=Path("/"), endpoint="http://127.0.0.1:9"))
+    remote = Remote(buckets.open(StoreSettings("", "gs://bucket/x", endpoint="http://127.0.0.1:9"), Path("/")))
     with pytest.raises(Unreachable) as caught:
         remote.lookup([key(1)], patience=1.0)
     assert caught.value.exit_code == 5

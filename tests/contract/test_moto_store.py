@@ -12,6 +12,7 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.retry import retry
+from runner.settings import StoreSettings
 from runner.storage import buckets, remote_layout
 from runner.storage.bucket import ATTEMPTS, Again, StoreError, Unreachable, tries
 from runner.storage.files import Content
@@ -32,7 +33,7 @@ class Bucket:
         self.server, self.name = server, server.bucket()
 
     def bucket(self, endpoint: str = "") -> Bucket:
-        return buckets.open(f"s3://{self.name}/team/project", root=Path("/nowhere"), endpoint=endpoint or self.server.endpoint)
+        return buckets.open(StoreSettings("", f"s3://{self.name}/team/project", endpoint=endpoint or self.server.endpoint), Path("/nowhere"))
 
     def get(self, name: str) -> bytes:
         return bytes(self.server.s3.get_object(Bucket=self.name, Key=f"team/project/{name}")["Body"].read())
@@ -236,7 +237,7 @@ def test_abandoned_uploads_are_ended_after_a_day(
 ) -> None:
     half(raw, proxy, file(here, tmp_path, noise("parts", 14 << 20)), here, monkeypatch)
     raw.server.s3.create_multipart_upload(Bucket=raw.name, Key="team/other-project/objects/x")
-    assert Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).garbage(keep_days=30).uploads == 1
+    assert Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).collect(keep_days=30, dry=True).uploads == 1
     Remote(raw.bucket(), now=lambda: time.time() + 2 * 86_400).mark()
     assert raw.uploads() == ["team/other-project/objects/x"], "that of another project is not ours"
 
@@ -255,7 +256,7 @@ def test_an_upload_that_fails_is_taken_back(raw: Bucket, proxy: HttpFaults, naps
 
 def test_a_bucket_that_is_not_there_is_reported(moto: Moto) -> None:
     with pytest.raises(StoreError, match="there is no such bucket") as caught:
-        Remote(buckets.open("s3://no-such-bucket/x", root=Path("/"), endpoint=moto.endpoint)).lookup([key(1)])
+        Remote(buckets.open(StoreSettings("", "s3://no-such-bucket/x", endpoint=moto.endpoint), Path("/"))).lookup([key(1)])
     assert (caught.value.exit_code, "make it" in caught.value.fix) == (5, True)
 
 
@@ -265,13 +266,13 @@ def test_no_credentials_are_reported(raw: Bucket, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(StoreError, match="no credentials") as caught:
         Remote(raw.bucket()).lookup([key(1)])
     assert "AWS_ACCESS_KEY_ID" in caught.value.fix
-    public = buckets.open(f"s3://{raw.name}/team/project", root=Path("/"), endpoint=raw.server.endpoint, anonymous=True)
+    public = buckets.open(StoreSettings("", f"s3://{raw.name}/team/project", endpoint=raw.server.endpoint, anonymous=True), Path("/"))
     assert Remote(public).lookup([key(1)]) == {}
 
 
 def test_a_profile_that_is_not_there_is_reported(raw: Bucket) -> None:
     with pytest.raises(StoreError, match="profile") as caught:
-        Remote(buckets.open(f"s3://{raw.name}", root=Path("/"), endpoint=raw.server.endpoint, profile="nobody")).check()
+        Remote(buckets.open(StoreSettings("", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="nobody"), Path("/"))).check()
     assert "~/.aws/config" in caught.value.fix
 
 
@@ -280,7 +281,7 @@ def test_a_profile_brings_its_credentials(raw: Bucket, tmp_path: Path, monkeypat
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     (tmp_path / "credentials").write_text("[work]\naws_access_key_id = abcdefghijklmnop\naws_secret_access_key = x\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    Remote(buckets.open(f"s3://{raw.name}", root=Path("/"), endpoint=raw.server.endpoint, profile="work")).mark()
+    Remote(buckets.open(StoreSettings("", f"s3://{raw.name}", endpoint=raw.server.endpoint, profile="work"), Path("/"))).mark()
 
 
 def test_a_wrong_secret_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +299,7 @@ def test_a_wrong_secret_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_owner_of_the_bucket_is_demanded(raw: Bucket, proxy: HttpFaults) -> None:
     url = f"s3://{raw.name}/x"
-    Remote(buckets.open(url, root=Path("/"), endpoint=proxy.endpoint, owner="123456789012")).lookup([key(1)])
+    Remote(buckets.open(StoreSettings("", url, endpoint=proxy.endpoint, owner="123456789012"), Path("/"))).lookup([key(1)])
     assert {r.headers.get("x-amz-expected-bucket-owner") for r in proxy.requests} == {"123456789012"}
 
 
@@ -325,6 +326,6 @@ def test_many_small_objects_travel_at_once(raw: Bucket, proxy: HttpFaults, here:
 
 def test_a_bucket_is_made_once(moto: Moto) -> None:
     for region in ("", "eu-west-1"):
-        there = buckets.open(f"s3://made-{region or 'here'}/team", root=Path("/nowhere"), endpoint=moto.endpoint, region=region)
+        there = buckets.open(StoreSettings("", f"s3://made-{region or 'here'}/team", endpoint=moto.endpoint, region=region), Path("/nowhere"))
         assert there.make() and not there.make()
         assert there.create("marker", b"1") and there.read("marker") == b"1"

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from runner.errors import RecipeError
 from runner.storage import tar
 from runner.storage.files import Changed, Entry, Unhashable, entries, scan
-from runner.storage.tar import END, BadArchive, member_path, member_size, tar_stream
+from runner.storage.remote_layout import unsafe
+from runner.storage.tar import END, member_size, tar_stream
 from tests.tools import needs
 
 
@@ -185,14 +186,13 @@ def test_with_a_check_other_bytes_of_the_same_size_are_named(tree: Path) -> None
             list(tar_stream(tree, manifest, check=True))
 
 
-@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../x", "a/..", "a/./b", "a//b", "", ".", "a/", "a\0b", "n" * 256, "n/" * 2500 + "n"])
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../x", "a/..", "a/./b", "a//b", "", ".", "a/", "a\0b"])
 def test_a_name_that_leads_out_of_a_tree_is_none(name: str) -> None:
-    with pytest.raises(BadArchive, match="is no name"):
-        member_path(name.encode())
+    assert "leaves its tree" in (unsafe([Entry(name, "f", 0, "0" * 64)]) or "")
 
 
-def test_every_fault_is_one_of_ours() -> None:
-    assert issubclass(BadArchive, RecipeError) and issubclass(Changed, Unhashable)
+def test_a_fault_is_one_of_ours() -> None:
+    assert issubclass(Changed, Unhashable) and issubclass(Unhashable, RecipeError)
 
 
 def test_what_cannot_be_packed_is_named(tmp_path: Path) -> None:

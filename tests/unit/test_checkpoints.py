@@ -264,3 +264,15 @@ def test_an_optimizer_in_shards_needs_that_of_every_rank() -> None:
     assert layout([*shards, *rest]) == Layout("transformers", 3)
     assert layout([shards[0], shards[2], *rest]).missing == ("rank1-of-3-optimizer.pt",)
     assert layout([*shards[:2], *rest]).missing == ("rank2-of-3-optimizer.pt",)
+
+
+def test_an_archive_whose_compressed_contents_are_damaged_is_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "10" / "moments.npz"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("m.npy", bytes(range(256)) * 8)
+    assert examine(path.parent, thorough=True).ok
+    data = bytearray(path.read_bytes())
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    assert examine(path.parent, thorough=True).why == "moments.npz is a zip archive with a damaged member"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CannotRun
-from runner.storage import https, sources
+from runner.storage import sources
 from runner.storage.workspace import Workspace
 
 
@@ -58,7 +58,7 @@ def test_what_changed_since_it_was_resolved_is_not_taken_for_it(tmp_path: Path, 
 
 def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "https://host/rows"
-    monkeypatch.setattr(https, "first_byte", lambda _, path: https.Answer(None, Path(path).read_text()))
+    monkeypatch.setattr(sources, "first_byte", lambda _, path, name: sources.Object(name, None, Path(path).read_text()))
     for name in ("a", "b"):
         (tmp_path / name).write_text(name * 9)
     with Workspace.open(tmp_path) as ws:
@@ -83,3 +83,10 @@ def test_a_missing_client_is_named_with_what_installs_it(tmp_path: Path, monkeyp
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="No module named 'client'") as caught:
         sources.ask(ws, address.partition("://")[0], address)
     assert caught.value.fix == f"pip install 'recipe-runner[{extra}]'"
+
+
+@pytest.mark.parametrize("word", ["1", "true", "ON", "yes"])
+def test_a_hub_that_may_not_be_asked_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", word)
+    with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="HF_HUB_OFFLINE is set"):
+        sources.ask(ws, "hf", "hf://org/name")

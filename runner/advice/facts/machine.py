@@ -33,17 +33,14 @@ def facts(name: str, said: bytes) -> dict[str, object]:
     for key, value in (("memory", have.memory), ("disk", have.disk), ("gpu_memory", have.gpu_memory)):
         if value:
             found[key] = round(value / GB, 3 if key == "gpu_memory" else 1)
-    for key in ("shm",):
-        for text in facts.get(key, ())[:1]:
-            if text.isdecimal():
-                found[key] = round(int(text) / GB, 3)
-    for key, into in (("capability", "capability"), ("cuda", "cuda")):
-        for text in facts.get(key, ())[:1]:
-            if re.fullmatch(r"\d+(\.\d+)?", text):
-                found[into] = float(text)
-    for text in facts.get("gpu_driver", ())[:1]:
-        if numbers := re.findall(r"\d+", text):
-            found["driver"] = [int(part) for part in numbers]
+    said_first = {key: texts[0] for key, texts in facts.items() if texts}
+    if (shm := said_first.get("shm", "")).isdecimal():
+        found["shm"] = round(int(shm) / GB, 3)
+    for key in ("capability", "cuda"):
+        if re.fullmatch(r"\d+(\.\d+)?", said_first.get(key, "")):
+            found[key] = float(said_first[key])
+    if numbers := re.findall(r"\d+", said_first.get("gpu_driver", "")):
+        found["driver"] = [int(part) for part in numbers]
     provider = next((name for name in facts.get("rented", ()) if name in _PROVIDERS), None)
     found["rented"] = provider or next((each for each, address in _PROVIDERS.items() if address in name), None)
     found["auto_tmux"] = found["rented"] == "vast" and not facts.get("no_tmux")

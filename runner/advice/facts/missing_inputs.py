@@ -50,20 +50,14 @@ def missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     if node.lock and (node.home, node.lock) in facts.locks and facts.locks[node.home, node.lock] is None:
         wrong.append((node.lock, absent))
     for source in node.takes:
-        if source.kind == "path" and facts.takes.get(source.asked) is None:
+        if source.kind != "path":
+            continue
+        path = ws.absolute(source.address)
+        if facts.takes.get(source.asked) is None:
             wrong.append((source.address, absent))
-        elif (
-            source.kind == "path"
-            and source.only
-            and ws.absolute(source.address).is_dir()
-            and not wanted(str(ws.absolute(source.address)), source.only)
-        ):
+        elif path.is_dir() and source.only and not wanted(str(path), source.only):
             wrong.append((source.address, f"holds no {' or '.join(source.only)}"))
-        elif (
-            source.kind == "path"
-            and (path := ws.absolute(source.address)).is_dir()
-            and not any(files for _, _, files in os.walk(path, followlinks=True))
-        ):
+        elif path.is_dir() and not any(files for _, _, files in os.walk(path, followlinks=True)):
             wrong.append((source.address, "is an empty folder"))
     return [*wrong, *((each.given, each.wrong) for each in members(ws, found, n) if each.wrong)]
 

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from ...storage.hub import offline, snapshots
 from . import GB, LARGE, contents
 
 _PATIENCE: Final = 5.0  # seconds for an answer of the Hub
@@ -189,17 +190,15 @@ def _mapping(data: bytes | None) -> dict[str, Any]:
 
 def _cached(name: str) -> Path | None:
     """The newest snapshot of a model in the Hub's cache here."""
-    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
-    folder = Path(home) / f"models--{name.replace('/', '--')}" / "snapshots"
     try:
-        return max(folder.iterdir(), key=lambda path: path.stat().st_mtime, default=None)
+        return max(snapshots(name).iterdir(), key=lambda path: path.stat().st_mtime, default=None)
     except OSError:
         return None
 
 
 def _ask_hub(name: str) -> dict[str, object]:
     """Whether there is such a model, and whether it may be read.  Nothing where the Hub may not, or cannot, be asked."""
-    if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "True", "ON"):
+    if offline(os.environ):
         return {}
     try:
         from huggingface_hub import HfApi

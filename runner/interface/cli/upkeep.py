@@ -188,7 +188,7 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
 
     remote_cache = shared(ws, args.store)
     remote = remote_cache.remote
-    done = remote.garbage(keep_days=args.keep_days) if args.dry_run else remote.collect(keep_days=args.keep_days)
+    done = remote.collect(keep_days=args.keep_days, dry=args.dry_run)
     counts = {"trace": len(done.traces), "object": len(done.objects), "upload": done.uploads}
     if args.json:
         facts = {"store": remote_cache.name, "bytes": done.size, "counts": counts, "waiting": done.waiting, "objects": list(done.objects)}

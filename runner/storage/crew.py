@@ -1,0 +1,71 @@
+"""Do the same for many things in a few threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Late(Exception):
+    """The deadline has passed."""
+
+
+class Crew:
+    """So many threads.  `progress` is called with the bytes that are done, of `total`: from any thread, but never from two at once."""
+
+    def __init__(self, width: int, progress: Callable[[int, int], None] | None = None, total: int = 0) -> None:
+        import threading
+
+        self._width, self._progress, self._total = width, progress, total
+        self._failures: list[BaseException] = []
+        self._done = 0
+        self._turn = threading.Lock()
+
+    def done(self, count: int) -> None:
+        """So many bytes more are done.  Raises where another thread has given up: its caller shall not wait for the rest of something large."""
+        with self._turn:
+            self._done += count
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+        if self._failures:
+            raise self._failures[0]
+
+    def map(self, do: Callable[[T], U], items: Sequence[T], deadline: float | None = None) -> list[U]:
+        """`do` for every item, in order; the first error ends all.  Raises Late after `deadline` (monotonic): no item is waited for then."""
+        if (len(items) <= 1 or self._width <= 1) and deadline is None:
+            return [do(item) for item in items]
+        import threading
+
+        answers: list[Any] = [None] * len(items)
+        queue = iter(range(len(items)))
+
+        def work() -> None:
+            try:
+                while not self._failures:
+                    with self._turn:
+                        index = next(queue, None)
+                    if index is None:
+                        return
+                    answers[index] = do(items[index])
+            except BaseException as error:
+                self._failures.append(error)
+
+        # Not a pool: its threads are waited for when the program ends, even those that wait for a server which says nothing.
+        helpers = [threading.Thread(target=work, name="crew", daemon=True) for _ in range(min(self._width, len(items)))]
+        for helper in helpers:
+            helper.start()
+        try:
+            for helper in helpers:
+                helper.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if helper.is_alive():
+                    raise Late
+        except BaseException as error:
+            self._failures.append(error)
+            raise
+        if self._failures:
+            raise self._failures[0]
+        return answers
