@@ -47,9 +47,9 @@ class _Span(NamedTuple):
 class Fetch:
     """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
 
-    def __init__(self, wire: Wire, chunk: int, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
+    def __init__(self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
         """`near`: the path there is one that we see, too."""
-        self._wire, self._chunk, self._path, self._taken, self._target = wire, chunk, path, taken, target
+        self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
         self._near = f"{target}.coming"
         self._tree = taken.content[:1] == "t"
@@ -126,21 +126,21 @@ class Fetch:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
-        if entry.size <= self._chunk or size < self._chunk or not os.path.isfile(near):
+        if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(near):
             os.unlink(near)
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._chunk, "", "", 0, read=chunks_of)
+        asked = self._wire.ask("chunks", folder, name, self._wire.chunk, "", "", 0, read=chunks_of)
         try:
-            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._chunk))
+            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._wire.chunk))
         except Gone:
             raise self._changed(entry) from None
         wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
         if not wrong:
             raise self._changed(entry)
-        starts = [at * self._chunk for at in wrong if at * self._chunk < entry.size]
-        self._holes[entry.path] = [_Span(entry, start, min(self._chunk, entry.size - start)) for start in starts]
+        starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
+        self._holes[entry.path] = [_Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts]
 
     async def _judge(self) -> None:
         """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
@@ -168,9 +168,9 @@ class Fetch:
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
-            if self._wire.far and span.size > self._chunk:
+            if self._wire.far and span.size > self._wire.chunk:
                 self._holes[span.entry.path].remove(span)
-                cut = [span._replace(start=at, size=min(self._chunk, span.start + span.size - at)) for at in _steps(span, self._chunk)]
+                cut = [span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at)) for at in _steps(span, self._wire.chunk)]
                 self._holes[span.entry.path] += cut
                 found += [[each] for each in cut]
                 continue

@@ -22,8 +22,7 @@ from ..storage.files import Changed, Entry
 from .manifests import name_of, place_of
 from .neighbours import Neighbour
 from .upload_base import Likeness
-from .upload_check import Arrivals
-from .upload_files import Cargo, Pieces
+from .upload_files import Arrivals, Cargo
 from .upload_round import Courier
 from .wire import TRIES, Gone, Meter, Wire, nothing, process, rest, started, words_of
 
@@ -35,9 +34,8 @@ class Sender:
     """Sends to one host.  `recall` answers the manifest of a tree that the host may have, when somebody here remembers it."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
-        self.pieces = Pieces()
-        self._arrivals, self._courier = Arrivals(wire, self.pieces), Courier(wire, self.pieces)
-        self._wire, self._likeness = wire, Likeness(wire, recall)
+        self._arrivals, self._courier = Arrivals(wire), Courier(wire)
+        self.wire, self._likeness = wire, Likeness(wire, recall)
         self.neighbour = Neighbour(wire)
         self._turns: dict[str, asyncio.Lock] = {}
         self._ahead: _Standing | None = None  # of what is expected to be sent
@@ -47,12 +45,12 @@ class Sender:
         if not contents:
             return set()
         known = {name_of(content): content for content in contents}
-        return {known[name] for name in await self._wire.ask("have", list(known), read=words_of) if name in known}
+        return {known[name] for name in await self.wire.ask("have", list(known), read=words_of) if name in known}
 
     async def expect(self, contents: Collection[str]) -> None:
         """Ask how these stand there, before any is sent: that need not be asked then."""
         if contents:
-            self._ahead = await self._wire.ask("begin", [name_of(content) for content in contents], read=_standing)
+            self._ahead = await self.wire.ask("begin", [name_of(content) for content in contents], read=_standing)
 
     async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
         """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
@@ -64,17 +62,17 @@ class Sender:
             try:
                 await retry_async(lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0))
             except Gone:
-                fix = f"see who deletes files below {self._wire.root}"
-                raise Infrastructure(f"{self._wire.name}: what is being sent disappears there", fix=fix) from None
+                fix = f"see who deletes files below {self.wire.root}"
+                raise Infrastructure(f"{self.wire.name}: what is being sent disappears there", fix=fix) from None
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """Meanwhile what arrives is taken over by no other sender of this process."""
-        _sending.add(self._wire.sender)
+        _sending.add(self.wire.sender)
         try:
             yield
         finally:
-            _sending.discard(self._wire.sender)
+            _sending.discard(self.wire.sender)
 
     async def adopt(self, name: str) -> None:
         """Go on with what an earlier one began under this name."""
@@ -85,7 +83,7 @@ class Sender:
         while True:
             await asyncio.sleep(_SIGN)
             with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
-                await self._wire.ask("free", read=nothing)
+                await self.wire.ask("free", read=nothing)
 
     async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
         known = {name_of(content): content for content in sources}
@@ -106,8 +104,8 @@ class Sender:
         for cargo in cargoes:
             await self._prepare(cargo, standing, began, doubtful)
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
-            raise self._wire.full(standing.free, needed)
-        with self._wire.measured(f"to {self._wire.name}", sum(cargo.owed(self.pieces.grain) for cargo in cargoes)) as meter:
+            raise self.wire.full(standing.free, needed)
+        with self.wire.measured(f"to {self.wire.name}", sum(cargo.owed(self.wire.grain) for cargo in cargoes)) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
@@ -115,12 +113,12 @@ class Sender:
     async def _begin(self, wanted: Collection[str]) -> _Standing:
         standing = self._taken(wanted)
         if standing is None:
-            standing = await self._wire.ask("begin", list(wanted), read=_standing)
+            standing = await self.wire.ask("begin", list(wanted), read=_standing)
         if standing.how.keys() != set(wanted):
-            raise Corrupt(f"{self._wire.name} answers something else than it was asked", fix="look at who that host is")
+            raise Corrupt(f"{self.wire.name} answers something else than it was asked", fix="look at who that host is")
         for sender, theirs in standing.theirs.items():
             if sender in standing.silent or _dead(sender):
-                standing.how.update({name: "partial" for name in await self._wire.ask("adopt", sender, theirs, read=words_of)})
+                standing.how.update({name: "partial" for name in await self.wire.ask("adopt", sender, theirs, read=words_of)})
         return standing
 
     def _taken(self, wanted: Collection[str]) -> _Standing | None:
@@ -141,7 +139,7 @@ class Sender:
         if files.tree_id(manifest) != content:
             raise Changed(source)
         name = name_of(content)
-        folder = place_of(content) if here else f"partial/{self._wire.sender}/{name}"
+        folder = place_of(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
         cargo = Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
@@ -152,7 +150,7 @@ class Sender:
     def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
         origins = {name_of(content): source for content, source in sources.items()}
         some = next(iter(sources))
-        folder = os.path.dirname(place_of(some)) if here else f"partial/{self._wire.sender}"
+        folder = os.path.dirname(place_of(some)) if here else f"partial/{self.wire.sender}"
         cargo = Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
         for content, source in sources.items():
             try:
@@ -169,36 +167,36 @@ class Sender:
         if cargo.content in doubtful:
             await self._arrivals.survey(cargo)
             if not cargo.missing and (not cargo.manifest or await self._arrivals.same(cargo)):
-                await self._wire.ask("seals", [name_of(cargo.content)], read=nothing)
+                await self.wire.ask("seals", [name_of(cargo.content)], read=nothing)
                 cargo.folder = ""
                 return
-            self._wire.say(f"{self._wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
-            await self._wire.ask("retract", name_of(cargo.content), read=nothing)
-            cargo.folder = f"partial/{self._wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
+            self.wire.say(f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
+            await self.wire.ask("retract", name_of(cargo.content), read=nothing)
+            cargo.folder = f"partial/{self.wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
         if not cargo.root:
             if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
                 await self._arrivals.survey(cargo)
             if cargo.content not in doubtful:
-                await self._likeness.build_files_on(cargo, self.pieces.chunk, standing.free, began)
+                await self._likeness.build_files_on(cargo, standing.free, began)
                 await self._arrivals.compare_all(cargo, list(cargo.older))
             return
         if cargo.content in began or cargo.content in doubtful:
             await self._arrivals.tidy(cargo)
             await self._arrivals.survey(cargo)
             return
-        await self._likeness.build_on(cargo, self.pieces.chunk, standing.trees)
+        await self._likeness.build_on(cargo, standing.trees)
         await self._arrivals.compare_all(cargo, list(cargo.older))
 
     async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
         while cargo.missing or cargo.bare:
-            owed = cargo.owed(self.pieces.grain), len(cargo.missing), cargo.bare
+            owed = cargo.owed(self.wire.grain), len(cargo.missing), cargo.bare
             trouble = await self._courier.round(cargo, meter)
             if not cargo.missing and not cargo.bare:
                 return
             await self._arrivals.survey(cargo)
-            left = cargo.owed(self.pieces.grain)
+            left = cargo.owed(self.wire.grain)
             meter.done = meter.total - left
             idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:
@@ -210,7 +208,7 @@ class Sender:
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
         raise Corrupt(
-            f"{path} does not arrive at {self._wire.name} as it was sent", fix="look at the disk and the memory of both machines"
+            f"{path} does not arrive at {self.wire.name} as it was sent", fix="look at the disk and the memory of both machines"
         ) from trouble
 
     async def _place(self, cargo: Cargo, meter: Meter) -> None:
@@ -223,7 +221,7 @@ class Sender:
             return
         for _ in range(TRIES):
             try:
-                placed = cargo.placed or await self._wire.ask("place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool)
+                placed = cargo.placed or await self.wire.ask("place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool)
             except Gone:
                 placed = bool(await self.have((cargo.content,)))  # the answer to an earlier try was lost, not the work
                 if not placed:
@@ -238,7 +236,7 @@ class Sender:
         self._give_up(cargo, None)
 
     async def _place_files(self, cargo: Cargo) -> None:
-        placed = set(await self._wire.ask("place_files", list(cargo.loose), read=words_of))
+        placed = set(await self.wire.ask("place_files", list(cargo.loose), read=words_of))
         if placed.issuperset(cargo.loose):
             return
         # An answer that was lost: the first to ask has placed them.
