@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..storage.checkpoints import Newest
-    from .checkpoint_sync import CheckpointSync, SyncedState
+    from .checkpoint_sync import CheckpointSync
     from .client import Client
     from .engines import Mount
     from .transfer import HostStore, Parcel
@@ -160,7 +160,7 @@ class Away(Site):
             return None
         from .checkpoint_sync import CheckpointSync, OverHostStore
 
-        return CheckpointSync(OverHostStore(self.host_store), synced(task.states, f"{self.folder.root}/"), task.round, world=task.processes)
+        return CheckpointSync(OverHostStore(self.host_store), task.states, task.round, world=task.processes)
 
     async def _begin(self, command: Command, task: HostTask) -> Job:
         await task.confirm()
@@ -227,13 +227,6 @@ class Away(Site):
                 if content[0] == "t":
                     manifests[content] = self.ws.objects.manifests.entries(Content(content))
         return sources, manifests
-
-
-def synced(states: Sequence[StateFolder], root: str) -> list[SyncedState]:
-    """The states of an attempt as their checkpoints are copied; `root` is what their paths there begin with."""
-    from .checkpoint_sync import SyncedState
-
-    return [SyncedState(each.name, each.here, f"{root}{each.below}", each.pattern, each.every, each.keep) for each in states]
 
 
 def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:

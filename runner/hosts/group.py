@@ -18,7 +18,7 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 from ..storage.disk import delete
 from ..storage.workspace import Workspace
 from . import launch, rendezvous
-from .away import Away, synced
+from .away import Away
 from .capacity import LONGEST_QUESTION, Capacity, Pick
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
@@ -202,8 +202,8 @@ class Group(Site):
         from .checkpoint_sync import CheckpointSync, OverHostStore
         from .state_union import OverNodes
 
-        nodes = OverNodes([(each.folder.root, OverHostStore(each.host_store)) for each in self._members], task.say)
-        return CheckpointSync(nodes, synced(task.states, ""), task.round, world=task.processes)
+        nodes = OverNodes([OverHostStore(each.host_store) for each in self._members], task.say)
+        return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
     async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
         """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""
