@@ -36,7 +36,6 @@ from drivers.base import (
     Queueing,
     Rejected,
     Resources,
-    Throttled,
     Traits,
     Unreachable,
     Unsure,
@@ -47,10 +46,11 @@ from drivers.base import (
 from .. import extensions
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
-from ..retry import Policy, pause, retry_async
+from ..retry import retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
+from .contact import patient
 from .money import ENDING, committed
 from .resting import FAILED, RESTS, TAKEN, denial, denied
 
@@ -106,17 +106,6 @@ def rents(name: str) -> bool:
     """Whether what a driver gives costs money, as far as that can be said without its settings."""
     traits: Traits = getattr(load(name, extensions.drivers(name)), "traits", Traits(priced=True))
     return traits.priced
-
-
-def patient(tries: int) -> Policy:
-    """A policy for calls of a driver: what was throttled waits as long as the provider says, what did not get through waits longer each time."""
-
-    def policy(error: Exception, tried: int) -> float | None:
-        if isinstance(error, Throttled):
-            return error.after.total_seconds()
-        return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) and tried < tries else None
-
-    return policy
 
 
 async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
@@ -240,9 +229,7 @@ class Leases:
             crashpoint("release-intended")
         self._ending.add(row.key)
         try:
-            # A place that costs nothing ends by itself, and its host may be gone for good.
-            lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
-            if lease is not None and not await self._ended(lease):
+            if not await self._given_back(row, reason):
                 return False
         finally:
             self._ending.discard(row.key)
@@ -250,12 +237,18 @@ class Leases:
         self._move(row, "GONE")
         return True
 
-    async def _ended(self, lease: Lease) -> bool:
+    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+        """Whether nothing of a lease is billed any more."""
+        # A place that costs nothing ends by itself, and its host may be gone for good.
+        lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
+        return lease is None or await self._ended(partial(self.driver.release, lease))
+
+    async def _ended(self, ask: Callable[[], Awaitable[bool]]) -> bool:
         """Whether the provider ends a machine, asked a few times."""
         for tried in range(SOON):
             if tried:
                 await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self.call(partial(self.driver.release, lease))
+            gone = await self.call(ask)
             if gone:
                 break
         crashpoint("release-asked")
