@@ -14,6 +14,7 @@ import time
 from . import files
 from .frames import Broken, Frames, frame
 from .reach import reach
+from .trees import put
 
 PATIENCE = 10.0  # seconds in which an agent must be there
 RETRY = 0.01
@@ -29,7 +30,7 @@ def main(root: str, part: str) -> None:
     os.chmod(".", 0o700)
     for fd in (0, 1):
         _widen(fd)
-    _all(1, frame(b"g", os.fsencode(os.getcwd())))
+    put(1, frame(b"g", os.fsencode(os.getcwd())))
     if part == "files":
         files.serve(os.getcwd())
         return
@@ -55,7 +56,7 @@ def _relay(agent: int) -> None:
             data = os.read(agent, ROOM)
             if not data:
                 return
-            _all(1, frame(b"d", data))
+            put(1, frame(b"d", data))
         if 0 in ready:
             data = os.read(0, ROOM)
             if not data:
@@ -66,17 +67,11 @@ def _relay(agent: int) -> None:
                 return
             for payload in payloads:
                 if payload[:1] == b"d":
-                    _all(agent, payload[1:])
+                    put(agent, payload[1:])
                 else:
-                    _all(1, frame(payload))  # a sign of life
+                    put(1, frame(payload))  # a sign of life
             if frames.broken:
                 return
-
-
-def _all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _widen(fd: int) -> None:
