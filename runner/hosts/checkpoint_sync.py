@@ -29,10 +29,10 @@ from ..storage.checkpoint_layouts import TEMPORARY
 from ..storage.checkpoints import Newest
 from ..storage.disk import delete, sync_one
 from ..storage.files import scan
+from .host_task import Round, StateFolder
 
 if TYPE_CHECKING:
     from .download import Taken
-    from .host_task import StateFolder
     from .transfer import HostStore
 
 EVERY = 300.0
@@ -89,18 +89,6 @@ class Away(Protocol):
     async def remove(self, paths: Sequence[str]) -> None:
         """Delete files and folders there; what is gone already is no error."""
         ...
-
-
-@dataclass(slots=True)
-class Round:
-    """What one look at a state came to, to be reported when it is over."""
-
-    brought: list[str] = field(default_factory=list)
-    size: int = 0  # bytes that travelled
-    passed: list[tuple[str, str]] = field(default_factory=list)  # (checkpoint, why it does not count), each shown once
-    pruned: list[str] = field(default_factory=list)  # deleted there
-    warning: str = ""  # of a disk, shown once until it is better
-    problem: str = ""  # what kept it from being done; it is tried again
 
 
 @dataclass(slots=True)

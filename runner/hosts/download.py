@@ -14,11 +14,12 @@ from typing import NamedTuple, cast
 from drivers.base import Unreachable
 
 from ..agent.neighbours import copy
+from ..agent.trees import digest_of
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
-from .read_range import chunks, digest
+from .read_range import chunks
 from .wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
 
 LEAST, FILES = 1 << 20, 4096
@@ -122,7 +123,7 @@ class Fetch:
         """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""
         near = self._at(entry)
         size = os.lstat(near).st_size
-        if size == entry.size and await asyncio.to_thread(digest, near) == entry.value:
+        if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
@@ -148,7 +149,7 @@ class Fetch:
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
         async def judge(entry: Entry) -> None:
-            if (hashed[entry.path] or await asyncio.to_thread(digest, self._at(entry))) == entry.value:
+            if (hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]
             else:

@@ -23,7 +23,7 @@ from ..language.units import duration
 from ..settings import Stack
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow
-from .leases import LONG, SOON, Leases, lease_of, offer_of
+from .leases import LONG, SOON, Leases, ended, lease_of, offer_of
 from .money import committed
 
 FOREVER: Final = 32_503_680_000.0
@@ -170,7 +170,7 @@ class KeptLeases(Leases):
 
     async def _stopped(self, machine: LeaseRow) -> bool:
         """Whether the provider stops a machine."""
-        return await self._ended(partial(self._pausing().stop, lease_of(machine)))
+        return await ended(self, partial(self._pausing().stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
         """Whether the machine of a lease goes on running when a run has no use for it any more."""

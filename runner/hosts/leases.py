@@ -241,18 +241,7 @@ class Leases:
         """Whether nothing of a lease is billed any more."""
         # A place that costs nothing ends by itself, and its host may be gone for good.
         lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
-        return lease is None or await self._ended(partial(self.driver.release, lease))
-
-    async def _ended(self, ask: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether the provider ends a machine, asked a few times."""
-        for tried in range(SOON):
-            if tried:
-                await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self.call(ask)
-            if gone:
-                break
-        crashpoint("release-asked")
-        return gone
+        return lease is None or await ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
@@ -394,6 +383,18 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries))
+
+
+async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
+    for tried in range(SOON):
+        if tried:
+            await asyncio.sleep(leases.driver.traits.poll.total_seconds())
+        gone = await leases.call(ask)
+        if gone:
+            break
+    crashpoint("release-asked")
+    return gone
 
 
 async def _account(leases: Leases) -> Sequence[tuple[str, str]]:

@@ -5,15 +5,13 @@ Asked over `Host.call` alone, and read as the lines of a stranger: what makes no
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from drivers import devices, machine
+from drivers import machine
 from drivers.base import Accounted, Closing, Denied, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
-from drivers.devices import Device
 
 from .engines import ENGINES
 from .stream import PYTHONS
@@ -234,11 +232,6 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
     now = _one(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
         yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
-
-
-def devices_here() -> tuple[Device, ...]:
-    """The GPUs that steps on this machine see, or are given."""
-    return devices.here(os.environ)
 
 
 def _gpus(facts: machine.Facts) -> Iterator[Finding]:

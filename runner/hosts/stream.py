@@ -182,7 +182,7 @@ class Stream:
             if self._frames.broken:
                 raise Unreachable("what the agent says does not arrive whole")
             try:
-                self._take(await anext(self._call))
+                self._payloads += self._frames.feed(await anext(self._call))
             except StopAsyncIteration:
                 raise Unreachable("the agent's program ended") from None
             except Rejected as error:
@@ -203,9 +203,6 @@ class Stream:
                 async for _ in self._call:
                     break  # it has nothing to say
         await self._call.aclose()
-
-    def _take(self, data: bytes) -> None:
-        self._payloads += self._frames.feed(data)
 
 
 class _Words:

@@ -22,7 +22,7 @@ from ..storage.files import Changed, Entry
 from .manifests import name_of, place_of
 from .neighbours import Neighbour
 from .upload_base import Likeness
-from .upload_files import Arrivals, Cargo
+from .upload_files import Arrivals, Cargo, grain_of
 from .upload_round import Courier
 from .wire import TRIES, Gone, Meter, Wire, nothing, process, rest, started, words_of
 
@@ -105,7 +105,7 @@ class Sender:
             await self._prepare(cargo, standing, began, doubtful)
         if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
             raise self.wire.full(standing.free, needed)
-        with self.wire.measured(f"to {self.wire.name}", sum(cargo.owed(self.wire.grain) for cargo in cargoes)) as meter:
+        with self.wire.measured(f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)) as meter:
             for cargo in cargoes:
                 await self._deliver(cargo, meter)
                 await self._place(cargo, meter)
@@ -191,12 +191,12 @@ class Sender:
         """Send what is missing, and again what did not arrive, until all of it is there and right."""
         idle = 0
         while cargo.missing or cargo.bare:
-            owed = cargo.owed(self.wire.grain), len(cargo.missing), cargo.bare
+            owed = cargo.owed(grain_of(self.wire)), len(cargo.missing), cargo.bare
             trouble = await self._courier.round(cargo, meter)
             if not cargo.missing and not cargo.bare:
                 return
             await self._arrivals.survey(cargo)
-            left = cargo.owed(self.wire.grain)
+            left = cargo.owed(grain_of(self.wire))
             meter.done = meter.total - left
             idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
             if idle >= TRIES:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..agent.trees import digest_of
 from ..storage.files import Changed, Entry
 from .manifests import folders, stamp_of
-from .read_range import chunks, digest
+from .read_range import chunks
 from .wire import Wire, chunks_of, nothing
+
+GRAINS = 4
+"""Of a chunk: in which a large file is compared, and sent again."""
 
 
 class Older(NamedTuple):
@@ -64,6 +68,11 @@ class Cargo:
         return self._described
 
 
+def grain_of(wire: Wire) -> int:
+    """Bytes of a grain."""
+    return max(1, wire.chunk // GRAINS)
+
+
 class Arrivals:
     """What has arrived on one host."""
 
@@ -95,8 +104,8 @@ class Arrivals:
     async def _compare(self, cargo: Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
         older = cargo.older.get(entry.path, Older("", ""))
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, self._wire.grain, *older, entry.size, read=chunks_of)
-        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, self._wire.grain)
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain_of(self._wire), *older, entry.size, read=chunks_of)
+        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain_of(self._wire))
         (size, theirs), ours = await asyncio.gather(asked, hashed)
         cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
@@ -106,7 +115,7 @@ class Arrivals:
             cargo.holes[entry.path] = []
             return
         wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
-        if not wrong and await asyncio.to_thread(digest, cargo.origin(entry)) != entry.value:
+        if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
             raise Changed(cargo.origin(entry))
         if not wrong and entry.path in cargo.older:
             wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them

@@ -10,7 +10,7 @@ from typing import Any
 from ..storage import tar
 from ..storage.files import Changed, Entry
 from .read_range import part
-from .upload_files import Cargo
+from .upload_files import Cargo, grain_of
 from .wire import LANE, MOST, CorruptReply, Meter, Wire, words_of
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
@@ -28,7 +28,7 @@ class Courier:
 
     async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
         """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
-        return await self._wire.side_by_side(list(self._jobs(cargo, meter)), cargo.owed(self._wire.grain))
+        return await self._wire.side_by_side(list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire)))
 
     def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
         """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
@@ -112,11 +112,11 @@ class Courier:
             yield lambda piece=piece: bring(piece)  # type: ignore[misc]
 
     def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
-        return cargo.holes.get(entry.path) or [(0, -(-entry.size // self._wire.grain))]
+        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_of(self._wire)))]
 
     async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
         """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises CorruptReply when that is another."""
-        grain, size = self._wire.grain, entry.size
+        grain, size = grain_of(self._wire), entry.size
         blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
         known = cargo.grains.setdefault(entry.path, {})

@@ -41,8 +41,8 @@ BESIDE = 3
 """Streams that may be open besides, for questions."""
 PIECE = (128 << 10) - HEAD - 1
 """Bytes in one frame: what a connection that breaks costs.  With what stands before them they fill packets of 32 KiB, which servers take."""
-CHUNK, GRAINS = 8 << 20, 4
-"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces; and in how many grains such a piece is sent."""
+CHUNK = 8 << 20
+"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
 LONGEST_ANSWER = 256 << 20
 """Bytes; a host that says more than this is not listened to."""
 _T = TypeVar("_T")
@@ -120,11 +120,6 @@ class Wire:
     def far(self) -> bool:
         """Whether one stream carries less than the wire could."""
         return self._round_trip > NEAR
-
-    @property
-    def grain(self) -> int:
-        """Bytes of a large file that are compared, and sent again, as one."""
-        return max(1, self.chunk // GRAINS)
 
     def lanes(self, size: int, questions: int) -> int:
         """How many streams should carry so many questions with so many bytes.  On a long way they begin to be opened now."""

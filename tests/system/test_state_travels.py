@@ -21,8 +21,8 @@ import pytest
 from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore, Round
-from runner.hosts.host_task import StateFolder
+from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore
+from runner.hosts.host_task import Round, StateFolder
 from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from tests.system.test_keeper import Training, steps
