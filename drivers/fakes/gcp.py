@@ -32,7 +32,7 @@ from .gcp_instances import (
     shown,
     whole,
 )
-from .world import Boot, Call, Document, Reply, Route, World, document
+from .world import Boot, Call, Document, Part, Reply, Route, World, document
 
 
 class Operation(NamedTuple):
@@ -50,11 +50,11 @@ class Operation(NamedTuple):
     available: tuple[str, ...] = ()
 
 
-class Operations:
+class Operations(Part["Gcp"]):
     """What was asked for and takes time: operations, and the requests that they answer."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         self._made: dict[str, Operation] = {}
         self._requests: dict[str, str] = {}
 
@@ -126,11 +126,11 @@ class Operations:
         return Reply(200, self._shown(made))
 
 
-class Market:
+class Market(Part["Gcp"]):
     """What can be rented in which zone, and how much of it a project may."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         luck = Random(f"{world.seed}/market")
         self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
         self.stock[ZONES[0], "nvidia-l4"] = 8
@@ -196,11 +196,11 @@ class Market:
         return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
 
 
-class Firewalls:
+class Firewalls(Part["Gcp"]):
     """The firewall rules of the project."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         self._rules: dict[str, Document] = {}
 
     def add_firewall(self, call: Call) -> Reply:
@@ -223,11 +223,8 @@ class Firewalls:
         return self._world.asked.accepted(call, self._world.asked.begin("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
 
 
-class Guests:
+class Guests(Part["Gcp"]):
     """What an instance reads and writes itself, and what is seen of that."""
-
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
 
     def preempted(self, call: Call) -> Reply:
         """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
@@ -265,11 +262,8 @@ class Guests:
         return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
 
 
-class Lists:
+class Lists(Part["Gcp"]):
     """Listings of instances, page by page."""
-
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
 
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
         """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
@@ -314,11 +308,8 @@ class Lists:
         )
 
 
-class Changes:
+class Changes(Part["Gcp"]):
     """Changes of an instance that stays what it is."""
-
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
 
     def set_scheduling(self, call: Call) -> Reply:
         """The limits of an instance that is stopped."""
@@ -505,8 +496,6 @@ class Gcp(World[Instance]):
     def _rates(self, machine: Instance) -> None:
         self.account.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
 
-    # -- operations --------------------------------------------------------------------------------------------------------------------------------
-
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
@@ -610,5 +599,3 @@ class Gcp(World[Instance]):
                 found.life += 1
                 self.account.boots(found, 0.6)
         return self.asked.accepted(call, self.asked.begin(found.zone, "start", found, self.takes, failed))
-
-    # -- lists -------------------------------------------------------------------------------------------------------------------------------------

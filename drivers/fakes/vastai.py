@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from .account import Machine
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
-from .world import Boot, Call, Document, Reply, Route, World, document, json_value, number
+from .world import Boot, Call, Document, Part, Reply, Route, World, document, json_value, number
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
@@ -39,11 +39,11 @@ class Instance(Machine):
     keys: dict[int, str] = field(default_factory=dict)
 
 
-class Keys:
+class Keys(Part["Vastai"]):
     """Keys of the account, and of single instances."""
 
     def __init__(self, world: Vastai) -> None:
-        self._world = world
+        super().__init__(world)
         self.account_keys: dict[int, str] = {}
 
     def _key(self, call: Call, keys: dict[int, str]) -> Reply | int:
@@ -95,11 +95,8 @@ class Keys:
         return Reply(200, {"success": True})
 
 
-class Lists:
+class Lists(Part["Vastai"]):
     """Instances as they are shown, one or page by page."""
-
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
 
     def listing(self, call: Call) -> Reply:
         size = int(number(json_value(call.query.get("limit", "")), PAGE))
@@ -165,11 +162,8 @@ class Lists:
         }  # fmt: skip
 
 
-class Logs:
+class Logs(Part["Vastai"]):
     """What instances printed, which is fetched from an address of its own."""
-
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
 
     def logs(self, call: Call) -> Reply:
         if (found := self._world.named(call.names["id"])) is None:
@@ -185,11 +179,8 @@ class Logs:
         return Reply(200, f"{found.image}\n{found.message or ''}\n" if found else "")
 
 
-class Money:
+class Money(Part["Vastai"]):
     """Who the account is of, and what it was charged."""
-
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
 
     def user(self, call: Call) -> Reply:
         return Reply(200, {
@@ -477,8 +468,6 @@ class Vastai(World[Instance]):
         if found.up:
             self.account.bill(found, gpu=price, disk=found.ask.storage_price(found.disk))
         return Reply(200, {"success": True})
-
-    # -- logs, keys, money -------------------------------------------------------------------------------------------------------------------------
 
 
 _DATE: Final = "2026-01-01T00:00:00Z"

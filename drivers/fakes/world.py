@@ -12,8 +12,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
-from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from .account import EPOCH, Account, M
@@ -236,6 +237,16 @@ class World(ABC, Generic[M]):
         return amount(self.faults, name, default)
 
 
+W = TypeVar("W")
+
+
+class Part(Generic[W]):
+    """Some operations of a World."""
+
+    def __init__(self, world: W) -> None:
+        self._world = world
+
+
 @cache
 def _compiled(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[str]]]:
     return [(route, re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path)))) for route in routes]
@@ -258,6 +269,11 @@ def parsed(body: bytes) -> Document | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def date(at: float) -> str:
+    """RFC 3339, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def json_value(text: str) -> object:
