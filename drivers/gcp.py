@@ -29,6 +29,7 @@ USER: Final = "recipe"
 LEAST_DISK: Final = 50  # GB: the image alone has this size
 MOST_DISK: Final = 65_536  # GB of one disk
 CUDA: Final = 13.0  # that the driver of the image runs
+ABOUT: Final = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
 RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
 KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
@@ -64,6 +65,7 @@ class Gcp(cloud.Rented[Wire]):
         notice=NOTICE,
         prices=gcp_prices.SHIPPED.words,
     )
+    console = "https://console.cloud.google.com/compute/instances"
 
     def __init__(
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
@@ -88,11 +90,10 @@ class Gcp(cloud.Rented[Wire]):
         """
         filters = _regions(self._prices, self._filters.given(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
-        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
         left: Counter[str] = Counter()
         fit: list[Offer] = []
         for offer in self._listed(await self._zones(), markets(wish.need.market), disk):
-            if why := "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, about, wish, filters):
+            if why := "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, ABOUT, wish, filters):
                 left[why] += 1
             else:
                 fit.append(offer)
@@ -159,9 +160,8 @@ class Gcp(cloud.Rented[Wire]):
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
             raise Rejected('a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say')
-        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
         wish, listed = Wish(Need(market=market)), self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK)
-        fit = [offer for offer in listed if not cloud.excluded(offer, about, wish, self._filters)]
+        fit = [offer for offer in listed if not cloud.excluded(offer, ABOUT, wish, self._filters)]
         if not fit:
             raise Rejected(f"no machine of the {self._prices.words} in {zone} is what the stack asks for")
         offer = min(fit, key=lambda each: (each.hourly, each.id))
@@ -322,11 +322,6 @@ class Gcp(cloud.Rented[Wire]):
             ("prices", self._prices.described),
             self._clock(),
         ]
-
-    @property
-    def console(self) -> str:
-        """Where a person sees, and ends, what is rented."""
-        return "https://console.cloud.google.com/compute/instances"
 
     async def solvent(self) -> None:
         """Google says only at an order whether the project is billed."""

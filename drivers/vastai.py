@@ -30,11 +30,12 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, key_file
+from .vastai_wire import Ask, Instance, Wire, key_source
 from .web import number
 
 API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+EMPTY: Final = ": nothing can be rented; add some at https://cloud.vast.ai/billing/"
 SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
 # Asked by the machine itself once its time is over, with the key that it was given.
@@ -192,17 +193,14 @@ class Vastai(cloud.Deadman[Wire]):
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [
-            (
-                "account",
-                f"{fields.get('username') or fields.get('id')}, by the key of {'VAST_API_KEY' if os.environ.get('VAST_API_KEY') else key_file()}",
-            ),
-            ("credit", f"${credit:.2f}" + ("" if credit > 0 else ": nothing can be rented; add some at https://cloud.vast.ai/billing/")),
+            ("account", f"{fields.get('username') or fields.get('id')}, by the key of {key_source()}"),
+            ("credit", f"${credit:.2f}" + ("" if credit > 0 else EMPTY)),
             self._clock(),
         ]
 
     async def solvent(self) -> None:
         if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
-            raise Denied(f"the account at Vast.ai has ${credit:.2f}: nothing can be rented; add some at https://cloud.vast.ai/billing/")
+            raise Denied(f"the account at Vast.ai has ${credit:.2f}{EMPTY}")
 
     # --- one machine
 
