@@ -227,9 +227,7 @@ class Loopback:
     async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
         self._faulty.heard()
         with self._alone():
-            self._expire()
-        if (found := self._named(lease)) is None:
-            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            found = self._there(lease)
         if found.state == "stopped":
             raise HostLost(f"the machine {lease.data['host']} was stopped")
         if self._faulty.count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
@@ -259,9 +257,7 @@ class Loopback:
         self._faulty.heard()
         self._faulty.refuse()
         with self._alone():
-            self._expire()
-            if (found := self._named(lease)) is None:
-                raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            found = self._there(lease)
             self._write(found._replace(until=until.timestamp(), state="kept"))
             if found.state == "stopped":
                 self._note("started", lease, "order")
@@ -314,6 +310,13 @@ class Loopback:
 
     def _named(self, lease: Lease) -> _Rented | None:
         return next((each for each in self._rented() if each.lease.id == lease.id), None)
+
+    def _there(self, lease: Lease) -> _Rented:
+        """The place of a lease, after what is past its time has ended.  Raises HostLost."""
+        self._expire()
+        if (found := self._named(lease)) is None:
+            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+        return found
 
     def _runs(self, lease: Lease) -> bool:
         try:

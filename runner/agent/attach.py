@@ -28,8 +28,6 @@ def main(root: str, part: str) -> None:
     os.utime(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this program is used still: see `objects.sweep`
     os.chdir(root)
     os.chmod(".", 0o700)
-    for fd in (0, 1):
-        _widen(fd)
     put(1, frame(b"g", os.fsencode(os.getcwd())))
     if part == "files":
         files.serve(os.getcwd())
@@ -72,13 +70,3 @@ def _relay(agent: int) -> None:
                     put(1, frame(payload))  # a sign of life
             if frames.broken:
                 return
-
-
-def _widen(fd: int) -> None:
-    """A pipe holds 64 KiB, and its writer and its reader wake each other for each."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(fd, 1031, 1 << 18)  # F_SETPIPE_SZ
-    except OSError:
-        pass  # it is no pipe, or there is no such thing here

@@ -213,12 +213,12 @@ class HostStore(Sender):
         except Gone:
             raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
 
-    async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
-        """Delete objects not used since then, unless an attempt there leads to them or `keep` has them, and states that were not written to.
+    async def sweep(self, *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
+        """Delete objects not used since then, unless an attempt there leads to them, and states that were not written to.
 
         Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
         """
-        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), list(map(name_of, keep)), read=int)
+        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), read=int)
 
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""

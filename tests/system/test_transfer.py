@@ -570,20 +570,20 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
 
 def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> None:
     async def check(town: Town) -> None:
-        paths = [town.place / name for name in ("used", "kept", "forgotten", "young")]
+        paths = [town.place / name for name in ("used", "forgotten", "young")]
         for path in paths:
             path.write_bytes(path.name.encode())
-        used, kept, forgotten, young = await town.sends(*paths)
+        used, forgotten, young = await town.sends(*paths)
         (tree,) = await town.sends(town.tree())
         await town.attempt(Parcel({}, {"x": used}))
-        for content in (used, kept, forgotten, tree):
+        for content in (used, forgotten, tree):
             os.utime(town.place / "there" / "used" / manifests.name_of(content), (0, 0))
         programs = town.place / "there" / "agent"
         (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
         (programs / ("a" * 64)).mkdir()
         os.utime(programs / ("a" * 64), (0, 0))
-        assert await town.host_store.sweep([kept], unused=timedelta(days=1)) == 2
-        for content, there in ((used, True), (kept, True), (forgotten, False), (tree, False), (young, True)):
+        assert await town.host_store.sweep(unused=timedelta(days=1)) == 2
+        for content, there in ((used, True), (forgotten, False), (tree, False), (young, True)):
             assert Path(town.host_store.path(content)).exists() is there  # noqa: ASYNC240
         assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
 
