@@ -13,7 +13,8 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -365,6 +366,12 @@ class Rented(ABC, Generic[_Wire]):
     @abstractmethod
     async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that is believed."""
+
+    def _fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
+        """The offers that nothing speaks against; of the others it is noted what does."""
+        pairs = list(judged)
+        self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
+        return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
         """What the provider says of a machine now, also of one that is gone."""

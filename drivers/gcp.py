@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -90,17 +89,13 @@ class Gcp(cloud.Rented[Wire]):
         """
         filters = _regions(self._prices, self._filters.given(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
-        left: Counter[str] = Counter()
-        fit: list[Offer] = []
-        for offer in self._listed(await self._zones(), markets(wish.need.market), disk):
-            if why := "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, ABOUT, wish, filters):
-                left[why] += 1
-            else:
-                fit.append(offer)
+        judged = [
+            (offer, "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, ABOUT, wish, filters))
+            for offer in self._listed(await self._zones(), markets(wish.need.market), disk)
+        ]
+        fit = [offer for offer, why in judged if not why]
         barred = await self._barred(fit)
-        left.update(barred.values())
-        self.excluded = dict(left.most_common())
-        found = [offer for offer in fit if offer.id not in barred]
+        found = self._fitting((offer, why or barred.get(offer.id, "")) for offer, why in judged)
         if fit and not found:
             raise Denied(f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}")
         now = time.monotonic()

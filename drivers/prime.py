@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -70,8 +69,7 @@ class Prime(cloud.Rented[Wire]):
         """The pods that do, the cheapest first."""
         filters = self._filters.given(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
-        left: Counter[str] = Counter()
-        found: list[Offer] = []
+        judged: list[tuple[Offer, str]] = []
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
@@ -80,12 +78,9 @@ class Prime(cloud.Rented[Wire]):
             why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
             if not why and ask.images and (image := wish.need.image or self._image) not in ask.images:
                 why = f"without the image {image}"
-            if (why := why or ("" if ask.there else "none to be had now")) or (ask.resources.disk or 0) < disk * 10**9:
-                left[why or "less disk"] += 1
-            else:
-                found.append(offer)
-        self.excluded = dict(left.most_common())
-        return sorted(found, key=lambda offer: (offer.hourly, offer.id))
+            why = why or ("" if ask.there else "none to be had now") or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
+            judged.append((offer, why))
+        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, offer.id))
 
     # --- leases
 

@@ -81,18 +81,12 @@ class Vastai(cloud.Deadman[Wire]):
         """The machines that do, the cheapest first."""
         filters = self._filters.given(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
-        found: list[Offer] = []
-        left: dict[str, int] = {}
+        judged: list[tuple[Offer, str]] = []
         for market in markets(wish.need.market):
             for ask in await harmless(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
-                why = _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)
-                if why:
-                    left[why] = left.get(why, 0) + 1
-                else:
-                    found.append(offer)
-        self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
-        return sorted(found, key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
+                judged.append((offer, _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)))
+        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}

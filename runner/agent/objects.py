@@ -59,11 +59,12 @@ def seal(request: Request, name: str, like: str = "") -> None:
         os.utime(f"seals/{name}", ns=(then, then))
 
 
-def seals(request: Request, names: Sequence[str]) -> Sequence[str]:
-    """These objects were found to be right where they lie."""
-    for name in names:
-        seal(request, name)
-    return names
+def seals(request: Request, name: str, stamp: str) -> bool:
+    """The files of an object were found to be right where they lie.  False where names, kinds and links of a tree are not those of its `stamp`."""
+    if stamp and not (os.path.isdir(place(name)) and trees.stamp_of(place(name)) == stamp):
+        return False
+    seal(request, name)
+    return True
 
 
 def have(request: Request, names: Sequence[str]) -> list[str]:

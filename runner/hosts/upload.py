@@ -166,8 +166,8 @@ class Sender:
         """Find out what of it is there already."""
         if cargo.content in doubtful:
             await self._arrivals.survey(cargo)
-            if not cargo.missing and (not cargo.manifest or await self._arrivals.same(cargo)):
-                await self.wire.ask("seals", [name_of(cargo.content)], read=nothing)
+            stamp = cargo.described()[1] if cargo.root else ""
+            if not cargo.missing and await self.wire.ask("seals", name_of(cargo.content), stamp, read=bool):
                 cargo.folder = ""
                 return
             self.wire.say(f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right")

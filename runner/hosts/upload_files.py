@@ -133,7 +133,7 @@ class Arrivals:
 
     async def tidy(self, cargo: Cargo) -> None:
         """Delete what does not belong into a tree, and see which links and empty folders are missing."""
-        below, pointing = await self._listing(cargo)
+        below, pointing = await self._wire.ask("listing", cargo.folder, read=_listing)
         above = set(folders(cargo.manifest))
         wanted = {entry.path: entry for entry in cargo.manifest}
         wrong = []
@@ -148,16 +148,7 @@ class Arrivals:
         cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
         cargo.bare = True
 
-    async def _listing(self, cargo: Cargo) -> tuple[dict[str, str], dict[str, str]]:
-        """The kind of everything that is there of a tree, and where links point."""
-        return await self._wire.ask("listing", cargo.folder, read=_listing)
-
-    async def same(self, cargo: Cargo) -> bool:
-        """Whether a tree has exactly the names, kinds and links that it should."""
-        below, pointing = await self._listing(cargo)
-        wanted = {entry.path: entry.kind for entry in cargo.manifest if entry.kind != "d"} | {folder: "d" for folder in folders(cargo.manifest)}
-        return below == wanted and pointing == {entry.path: entry.value for entry in cargo.manifest if entry.kind == "l"}
-
 
 def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The kind of everything that is there of a tree, and where links point."""
     return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}

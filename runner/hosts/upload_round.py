@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from ..storage import tar
 from ..storage.files import Changed, Entry
@@ -81,7 +80,9 @@ class Courier:
         folder = cargo.name if cargo.root else ""
         loose = list(cargo.loose) if alone and not cargo.rough else []
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
-        arrived, placed = await self._wire.once("batch", *arguments, read=_arrived, data=meter.counted(pieces()))
+        arrived, placed = await self._wire.once(
+            "batch", *arguments, read=lambda answer: (str(answer["digest"]), bool(answer["placed"])), data=meter.counted(pieces())
+        )
         if arrived != expected:
             raise CorruptReply
         for entry in batch:
@@ -122,22 +123,15 @@ class Courier:
         known = cargo.grains.setdefault(entry.path, {})
         grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
         arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains)
-        arrived, came = await self._wire.once("write", *arguments, read=_written, data=meter.counted(itertools.chain.from_iterable(blocks)))
+        arrived, came = await self._wire.once(
+            "write", *arguments, read=lambda answer: (str(answer[0]), words_of(answer[1])), data=meter.counted(itertools.chain.from_iterable(blocks))
+        )
         known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
         if last and arrived != entry.value:
             raise CorruptReply
         if last:
             cargo.missing.pop(entry.path, None)
             cargo.holes.pop(entry.path, None)
-
-
-def _arrived(answer: Any) -> tuple[str, bool]:
-    return str(answer["digest"]), bool(answer["placed"])
-
-
-def _written(answer: Any) -> tuple[str, list[str]]:
-    digest, came = answer
-    return str(digest), words_of(came)
 
 
 def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
