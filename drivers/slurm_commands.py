@@ -13,7 +13,6 @@ from urllib.parse import quote, unquote
 
 from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, WrongSetting
 
-PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
     *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
     *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),

@@ -32,7 +32,7 @@ from .gcp_instances import (
     shown,
     whole,
 )
-from .world import Boot, Call, Document, Part, Reply, Route, World, document
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document
 
 
 class Operation(NamedTuple):
@@ -242,15 +242,13 @@ class Guests(Part["Gcp"]):
         return Reply(200, "")
 
     def serial(self, call: Call) -> Reply:
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         text = "startup-script exit status 0\n" if found.up else ""
         return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
 
     def guest_attributes(self, call: Call) -> Reply:
         """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         where = call.query.get("queryPath", "")
         rows = [
             {"namespace": namespace, "key": key, "value": value}
@@ -313,8 +311,7 @@ class Changes(Part["Gcp"]):
 
     def set_scheduling(self, call: Call) -> Reply:
         """The limits of an instance that is stopped."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if found.status != "TERMINATED":
             return self._world.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
         found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
@@ -322,15 +319,13 @@ class Changes(Part["Gcp"]):
 
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if found.spot:
             self._world.happen(found, "preempted")
         return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
 
     def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if call.fields.get(key) != fingerprint(found):
             return self._world.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
         found.changes += 1
@@ -553,19 +548,21 @@ class Gcp(World[Instance]):
     def at(self, zone: str, name: str) -> Instance | None:
         return next((made for made in self.account.alive() if made.zone == zone and made.name == name), None)
 
-    def missing(self, call: Call) -> Reply:
-        where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
-        return self.problem(404, "notFound", f"The resource '{where}' was not found")
+    def meant(self, call: Call) -> Instance:
+        """The instance that a call is about.  Raises Refused where there is none."""
+        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+            where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
+            raise Refused(self.problem(404, "notFound", f"The resource '{where}' was not found"))
+        return found
 
     def show(self, call: Call) -> Reply:
-        found = self.at(call.names["zone"], call.names["name"])
-        return self.missing(call) if found is None else Reply(200, shown(found, self.address(found)))
+        found = self.meant(call)
+        return Reply(200, shown(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
         if (before := self.asked.replayed(call)) is not None:
             return before
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if self.account.held(found) or found.body.get("deletionProtection") is True:
             return self.problem(400, "resourceInUseByAnotherResource", "Resource cannot be deleted if it's protected against deletion.")
         if self.account.doomed(found, call.luck):
@@ -575,8 +572,7 @@ class Gcp(World[Instance]):
         return self.asked.accepted(call, self.asked.begin(found.zone, "delete", found, 2 * self.takes))
 
     def stop(self, call: Call) -> Reply:
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
             found.status = "STOPPING"
             found.life += 1
@@ -584,8 +580,7 @@ class Gcp(World[Instance]):
         return self.asked.accepted(call, self.asked.begin(found.zone, "stop", found, 2 * self.takes))
 
     def start(self, call: Call) -> Reply:
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if found.status not in ("TERMINATED", "RUNNING"):
             return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not ready")
         if self.account.credit <= 0:

@@ -8,7 +8,7 @@ from random import Random
 from typing import ClassVar, Final, NamedTuple
 
 from .account import Machine
-from .world import Boot, Call, Document, Part, Reply, Route, World, date, document, number
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
 
 GPUS: Final = (  # type, socket, GB, $/h for one
     ("RTX4090_24GB", "PCIe", 24, 0.37),
@@ -207,12 +207,11 @@ class Prime(World[Pod]):
             self.account.interruptible(made, call.luck)
         return made
 
-    def _named(self, name: str) -> Pod | None:
-        found = self.account.machines.get(name)
-        return None if found is None or found.gone is not None else found
-
-    def _missing(self) -> Reply:
-        return self.problem(404, "not_found", "Pod not found")
+    def _meant(self, call: Call) -> Pod:
+        """The pod that a call is about.  Raises Refused where there is none."""
+        if (found := self.account.living(call.names["id"])) is None:
+            raise Refused(self.problem(404, "not_found", "Pod not found"))
+        return found
 
     def listing(self, call: Call) -> Reply:
         return self._page(call, [self._shown(pod) for pod in self.account.seen()])
@@ -224,17 +223,16 @@ class Prime(World[Pod]):
         return Reply(200, {"total_count": len(rows), "offset": offset, "limit": limit, "data": rows[offset : offset + limit]})
 
     def show(self, call: Call) -> Reply:
-        return self._missing() if (pod := self._named(call.names["id"])) is None else Reply(200, self._shown(pod))
+        return Reply(200, self._shown(self._meant(call)))
 
     def status(self, call: Call) -> Reply:
         """The status of pods by id; those that are gone are left out."""
-        pods = [pod for name in call.values("pod_ids") if (pod := self._named(name)) is not None]
+        pods = [pod for name in call.values("pod_ids") if (pod := self.account.living(name)) is not None]
         fields = ("providerType", "status", "sshConnection", "priceHr", "primePortMapping", "ip", "installationFailure", "installationProgress")
         return Reply(200, {"data": [{"podId": pod.id, **{name: self._shown(pod)[name] for name in fields}} for pod in pods]})
 
     def destroy(self, call: Call) -> Reply:
-        if (pod := self._named(call.names["id"])) is None:
-            return self._missing()
+        pod = self._meant(call)
         if self.account.held(pod):
             return self.problem(400, "reserved", "The minimum rental period of this provider is not over.")
         if self.account.doomed(pod, call.luck):

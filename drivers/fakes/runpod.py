@@ -12,7 +12,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from ..runpod_wire import HOME
 from .account import BOOT, Machine
-from .world import Boot, Call, Document, Part, Reply, Route, World, date, document, number
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
@@ -156,8 +156,7 @@ class Logs(Part["Runpod"]):
 
     def logs(self, call: Call) -> Reply:
         """A stream of events that ends; a reader resumes from the last id that it has seen."""
-        if (pod := self._world.named(call)) is None:
-            return self._world.missing(call)
+        pod = self._world.meant(call)
         source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
         rows = [(date(at), where, line) for at, where, line in pod.log if source in (None, where) and date(at) > after]
         tail = call.query.get("tail", "")
@@ -346,19 +345,17 @@ class Runpod(World[Pod]):
     def listing(self, call: Call) -> Reply:
         return Reply(200, {"pods": [self._shown(pod) for pod in self.account.seen()]})
 
-    def named(self, call: Call) -> Pod | None:
-        found = self.account.machines.get(call.names["id"])
-        return None if found is None or found.gone is not None else found
-
-    def missing(self, call: Call) -> Reply:
-        return self.problem(404, "not_found", f"pod {call.names['id']} was not found")
+    def meant(self, call: Call) -> Pod:
+        """The pod that a call is about.  Raises Refused where there is none."""
+        if (found := self.account.living(call.names["id"])) is None:
+            raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
+        return found
 
     def show(self, call: Call) -> Reply:
-        return self.missing(call) if (pod := self.named(call)) is None else Reply(200, self._shown(pod))
+        return Reply(200, self._shown(self.meant(call)))
 
     def update(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         if wrong := _bad_fields(call.fields, {*KNOWN, "locked"} - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}):
             return self.unfit(wrong)
         pod.body = {**pod.body, **call.fields}
@@ -367,8 +364,7 @@ class Runpod(World[Pod]):
         return Reply(200, self._shown(pod))
 
     def destroy(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         if self.is_own(call.by, pod.id):
             return self.problem(403, "forbidden", "The key of a pod cannot delete it.")
         if self.account.held(pod) or pod.body.get("locked") is True:
@@ -382,8 +378,7 @@ class Runpod(World[Pod]):
         self.account.end(pod, by)
 
     def action(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         wanted = call.fields.get("action")
         if call.fields.keys() != {"action"} or wanted not in ("start", "stop", "restart", "terminate"):
             return self.unfit(["action: must be one of start, stop, restart, terminate"])

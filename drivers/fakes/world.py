@@ -60,6 +60,14 @@ class Reply(NamedTuple):
         return self.headers.get("content-type") or ("text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json")
 
 
+class Refused(Exception):
+    """An operation ends here, with this reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self.reply = reply
+
+
 class Route(NamedTuple):
     """An operation by its method and path; `{name}` stands for one part of the path.  The operation is the method of that name of the
     World or of one of its parts."""
@@ -219,7 +227,10 @@ class World(ABC, Generic[M]):
         if fields is None:
             return self.malformed()
         part = next(part for part in (self, *self.parts) if hasattr(part, route.operation))
-        reply: Reply = getattr(part, route.operation)(call)
+        try:
+            reply: Reply = getattr(part, route.operation)(call)
+        except Refused as refused:
+            reply = refused.reply
         if luck.strikes("crashed"):
             reply = self.problem(500, "internal_error", "Internal Server Error")
         return reply._replace(lost=luck.strikes("lost"))
