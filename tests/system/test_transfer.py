@@ -228,7 +228,7 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
 def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.upload_round._HOLES", holes)
+    monkeypatch.setattr("runner.hosts.upload._HOLES", holes)
 
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
