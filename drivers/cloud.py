@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from . import installation
-from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name
+from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name, meant
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
@@ -226,12 +225,6 @@ async def harmless(asking: Awaitable[_T]) -> _T:
         return await asking
     except Unsure as error:
         raise Unreachable(str(error)) from error
-
-
-def meant(word: str, known: Sequence[str]) -> str:
-    """What follows a word that is not known: the nearest that is, or all of them."""
-    near = get_close_matches(word, known, n=1)
-    return f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"
 
 
 def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 from . import cloud, gcp_catalog, gcp_prices, gcp_pulumi
-from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
+from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish, meant
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
@@ -344,8 +344,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
-            near = cloud.meant(asked, tuple(prices.rates)) or ": `recipe offers --update` fetches those of every region"
-            raise NoCapacity(f'no prices are known of a region "{asked}"{near}')
+            raise NoCapacity(f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}')
     return filters
 
 

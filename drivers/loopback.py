@@ -40,6 +40,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
+    meant,
 )
 
 
@@ -85,10 +86,7 @@ class Faults:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                from difflib import get_close_matches
-
-                near = get_close_matches(name, known, n=1)
-                raise Rejected(f'there is no fault "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"))
+                raise Rejected(f'there is no fault "{name}"{meant(name, known)}')
             wanted = (int, float) if known[name] is float else known[name]
             if not isinstance(value, wanted) or (isinstance(value, bool) and known[name] is not bool) or value < 0:  # type: ignore[operator]
                 raise Rejected(f"the fault {name} is a {known[name].__name__}, not {value!r}")

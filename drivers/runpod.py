@@ -29,6 +29,7 @@ from .base import (
     Traits,
     Unsure,
     Wish,
+    meant,
 )
 from .cloud import Filters, Value, harmless, markets
 from .runpod_wire import HOME, Gpu, Pod, Wire, none, pod, words
@@ -121,7 +122,7 @@ class Runpod(cloud.Deadman[Wire]):
         centers = await harmless(self._wire.centers())
         for asked in regions:
             if not any(asked.lower() in center.lower() for center in centers):
-                raise NoCapacity(f'RunPod has no data center "{asked}"{cloud.meant(asked.upper(), centers)}')
+                raise NoCapacity(f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}')
 
     def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool) -> Offer:
         regions = [center for center in gpu.centers if not filters.regions or any(each.lower() in center.lower() for each in filters.regions)]
