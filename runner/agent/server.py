@@ -27,7 +27,6 @@ Only the standard library, and little of it (no signal, socket, pathlib, json or
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from .clients import Clients
@@ -427,7 +426,3 @@ def main(root: str, lock: int, listener: int, first: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     os.chdir(root)
     Agent(listener, first).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))

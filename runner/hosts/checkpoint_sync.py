@@ -273,7 +273,6 @@ class CheckpointSync:
             old = [name for name in old if name != spared]
         if old:
             await self._away.remove([_join(state.below, name) for name in old])
-            doing.pruned += old
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
         seen = self._seen[state.name]
         level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)

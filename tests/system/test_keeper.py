@@ -174,7 +174,6 @@ def test_whole_checkpoints_come_home_once_and_old_ones_go_on_both_sides(scene: S
     first = scene.sync()
     assert sorted(first.brought) == ["step-4", "step-5"] and first.size > 0
     assert steps(scene.here) == [4, 5] == steps(scene.there.folder)
-    assert sorted(first.pruned) == ["step-1", "step-2", "step-3"]
     asked = scene.away.questions
     assert scene.sync().brought == [] and scene.away.questions == asked + 1
     scene.there.save(6)
@@ -394,10 +393,10 @@ def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_sa
         scene.there.save(step, size=10_000)
     scene.away.free, scene.away.total = 15_000, 200_000
     done = scene.sync()
-    assert done.pruned == [] and "nearly full" in done.warning
+    assert steps(scene.there.folder) == [1, 2, 3] and "nearly full" in done.warning
     scene.away.free = 5_000
     done = scene.sync()
-    assert sorted(done.pruned) == ["step-1", "step-2"] and done.warning == ""
+    assert done.warning == ""
     assert steps(scene.here) == [1, 2, 3] and steps(scene.there.folder) == [3]
     done = scene.sync()
     assert "the next checkpoint needs about" in done.warning
