@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import machine
-from drivers.base import Accounted, Closing, Denied, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
+from drivers.base import Accounted, Closing, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 
 from .engines import ENGINES
 from .stream import PYTHONS
@@ -140,13 +140,10 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
 
 
 def _refused(error: DriverError) -> Finding:
-    advice = {
-        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more",
-        Denied: "",
-    }
     if isinstance(error, NoCapacity):
         return Finding("note", "offer", str(error))
-    return Finding("missing", "connection", str(error), next((words for kind, words in advice.items() if isinstance(error, kind)), ""))
+    advice = "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more"
+    return Finding("missing", "connection", str(error), advice if isinstance(error, Unreachable) else "")
 
 
 # --- reading
