@@ -23,7 +23,7 @@ from .contact import RemoteContact
 from .folder import RemoteFolder
 from .following import Follower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
-from .sites import Site
+from .sites import Shell, Site
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -49,18 +49,13 @@ class Away(Site):
         machine: Mapping[str, float],
         devices: Sequence[Device],
         host_store: HostStore,
-        *,
+        shell: Shell,
         slots: int | None,
-        python: str,
-        version: str,
-        path: str,
-        login: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
+        super().__init__(ws, name, host, machine, lambda: devices, shell, slots)
         self.host_store = host_store
-        self.installer = python
-        self._version = version
+        self.installer = shell.python
         self.contact = RemoteContact(name, say)
         self.folder: RemoteFolder = RemoteFolder(ws, host_store, self.contact, lambda: self.capacity.busy)
 
@@ -68,7 +63,7 @@ class Away(Site):
         return Paths.at(f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
 
     def described(self, python: str) -> str:
-        return f"{python} ({self._version})" if self._version and python == self.python else python
+        return f"{python} ({self.shell.version})" if self.shell.version and python == self.python else python
 
     def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
         """They are links there: see `_parcel`."""

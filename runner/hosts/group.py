@@ -98,16 +98,7 @@ class Group(Site):
     def __init__(self, members: Sequence[Away]) -> None:
         first = members[0]
         name = ", ".join(each.name for each in members)
-        super().__init__(
-            first.ws,
-            name,
-            first.host,
-            first.capacity.machine,
-            lambda: first.capacity.devices,
-            python=first.python,
-            path=first.path,
-            login=first.login,
-        )
+        super().__init__(first.ws, name, first.host, first.capacity.machine, lambda: first.capacity.devices, first.shell)
         self._members = tuple(members)
         self._gone: dict[Site, str] = {}
         self.contact = first.contact
