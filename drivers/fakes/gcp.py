@@ -264,13 +264,16 @@ class Lists(Part["Gcp"]):
     """Listings of instances, page by page."""
 
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
-        """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
-        test = filtered(call.query.get("filter", ""))
-        size = min(500, int(call.query.get("maxResults", "500")))
-        after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+        """The rows of one page, and the token of the next.  Raises Refused for a filter or token that cannot be read."""
+        try:
+            test = filtered(call.query.get("filter", ""))
+            size = min(500, int(call.query.get("maxResults", "500")))
+            after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+            begin = int(after or 0) if self._world.amount("restless") else 0
+        except ValueError:
+            raise Refused(self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")) from None
         found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
         if self._world.amount("restless"):
-            begin = int(after or 0)
             return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
         rest = [made for made in found if f"{made.zone}/{made.name}" > after]
         page = rest[:size]
@@ -278,10 +281,7 @@ class Lists(Part["Gcp"]):
 
     def listing(self, call: Call) -> Reply:
         unreached = ZONES[0] if self._world.amount("unreachable") else ""
-        try:
-            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
-        except ValueError:
-            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
         items: dict[str, object] = {}
         for zone in ZONES:
             here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
@@ -296,10 +296,7 @@ class Lists(Part["Gcp"]):
         return Reply(200, found)
 
     def zone_listing(self, call: Call) -> Reply:
-        try:
-            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
-        except ValueError:
-            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
         more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
         return Reply(
             200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._world.address(made)) for made in page], **more}

@@ -46,18 +46,18 @@ class Keys(Part["Vastai"]):
         super().__init__(world)
         self.account_keys: dict[int, str] = {}
 
-    def _key(self, call: Call, keys: dict[int, str]) -> Reply | int:
+    def _key(self, call: Call, keys: dict[int, str]) -> int:
+        """Add the key of a call.  Raises Refused where it is none."""
         text = call.text("ssh_key").strip()
         if not text.startswith(("ssh-", "ecdsa-")):
-            return self._world.problem(400, "no_ssh_key", "ssh_key is no public key")
+            raise Refused(self._world.problem(400, "no_ssh_key", "ssh_key is no public key"))
         self._world.last_id += 1
         keys[self._world.last_id] = text
         return self._world.last_id
 
     def attach_key(self, call: Call) -> Reply:
-        found = self._world.named(call.names["id"])
-        added = self._key(call, found.keys)
-        return added if isinstance(added, Reply) else Reply(200, {"success": True, "msg": "SSH key added to instance."})
+        self._key(call, self._world.named(call.names["id"]).keys)
+        return Reply(200, {"success": True, "msg": "SSH key added to instance."})
 
     def instance_keys(self, call: Call) -> Reply:
         found = self._world.named(call.names["id"])
@@ -81,8 +81,6 @@ class Keys(Part["Vastai"]):
         if self._world.amount("team"):
             return self._world.problem(400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own.")
         added = self._key(call, self.account_keys)
-        if isinstance(added, Reply):
-            return added
         key = {"id": added, "user_id": 1, "public_key": self.account_keys[added], "created_at": _DATE, "deleted_at": None}
         return Reply(200, {"success": True, "key": key})
 
