@@ -13,7 +13,8 @@ OnRetry: TypeAlias = "Callable[[Exception], object]"
 """Called with what went wrong before each further try."""
 
 
-def _nothing(_error: Exception) -> None: ...
+def nothing(_error: Exception) -> None:
+    """Of a caller that need not know."""
 
 
 def pause(failures: int, first: float, longest: float) -> float:
@@ -37,7 +38,7 @@ def backoff(
     return policy
 
 
-def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] = time.sleep, on_retry: OnRetry = _nothing) -> T:
+def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] = time.sleep, on_retry: OnRetry = nothing) -> T:
     """The answer of `do`.  Raises its error when the policy gives up."""
     tried = 0
     while True:
@@ -52,7 +53,7 @@ def retry(do: Callable[[], T], policy: Policy, sleep: Callable[[float], object] 
 
 
 async def retry_async(
-    ask: Callable[[], Awaitable[T]], policy: Policy, sleep: Callable[[float], Awaitable[object]] | None = None, on_retry: OnRetry = _nothing
+    ask: Callable[[], Awaitable[T]], policy: Policy, sleep: Callable[[float], Awaitable[object]] | None = None, on_retry: OnRetry = nothing
 ) -> T:
     """The same for a coroutine function."""
     import asyncio

@@ -53,7 +53,7 @@ from .terms import (
 )
 from .unattended import end_claimed
 from .work import Handover
-from .worker import work
+from .worker import Assignment, work
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
@@ -329,7 +329,7 @@ def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover
     if stood is None:
         words = f"run {row.id} cannot be resumed: a step of it failed, or its recipe has changed"
         raise Infrastructure(words, fix=f"`recipe retry {row.id}` runs it anew")
-    return work(ws, local, found, stood, settings, listener, since, handover=handover) is not None
+    return work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover)) is not None
 
 
 def _shared(ws: Workspace, name: str) -> RemoteCache:

@@ -156,7 +156,7 @@ def _worked(
     local = client.here(ws.home / "local")  # what it takes to begin an agent passes while the rest is being prepared
 
     from . import resume
-    from .worker import work
+    from .worker import Assignment, work
 
     digest = resume.request_digest(
         ws,
@@ -185,7 +185,8 @@ def _worked(
 
     try:
         with delivering(ws):
-            return work(ws, local, found, claimed, settings, listener, since, submit if taken is None else None, ahead=ahead), claimed.id
+            ours = Assignment(ws, local, found, claimed, settings, listener, since, submit if taken is None else None, ahead=ahead)
+            return work(ours), claimed.id
     except BaseException:
         if claimed.fence:
             ws.store.runs.release(claimed.id, claimed.fence)

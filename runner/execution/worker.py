@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -46,131 +46,136 @@ _log = Log("worker")
 LOCAL: Final = "local"
 
 
-def work(
-    ws: Workspace,
-    local: Client,
-    found: Survey,
-    claimed: Claimed,
-    settings: Settings,
-    listener: Listener,
-    since: Since,
-    submit: Callable[[], int] | None = None,
-    handover: Handover | None = None,
-    ahead: Ahead | None = None,
-) -> Summary | None:
-    """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error.
+@dataclass(slots=True)
+class Assignment:
+    """A claimed run, and what this process has to carry it out."""
 
-    `local` is this machine's.  `handover`: the process works on one run after another, and is asked to end by it.
-    `submit` stores a run that is not stored yet, when no host refuses it, and answers its fence.  `ahead`: its driver, which connects already.
-    """
-    found.plan.settings = found.plan.settings._replace(limits=lower(found.plan.settings.limits, settings.limits))
-    masker = Masker([*all_given(found.plan, ws.environ), *of_addresses(ws.addresses.values())])
-    mask(masker)
-    held = None
-    if settings.stack:
-        held = stacks.alone(ws.config.stack(settings.stack), ws.environ, listener.say, lambda: _called_away(ws, claimed, handover))
-        if held is None:
-            ws.store.runs.release(claimed.id, claimed.fence)
-            return Summary(claimed.state, {}, since.seconds, run=claimed.id) if handover is not None and handover.asked else None
-    try:
-        return _work(ws, local, found, claimed, settings, listener, since, submit, handover, ahead, masker)
-    finally:
-        if held is not None:
-            held.release()
-
-
-def _called_away(ws: Workspace, claimed: Claimed, handover: Handover | None) -> bool:
-    """Whether a run that waits is asked to end, or its process is."""
-    return handover is not None and bool(handover.asked or ws.store.runs.get(claimed.id).request)
-
-
-def _work(
-    ws: Workspace,
-    local: Client,
-    found: Survey,
-    claimed: Claimed,
-    settings: Settings,
-    listener: Listener,
-    since: Since,
-    submit: Callable[[], int] | None,
-    handover: Handover | None,
-    ahead: Ahead | None,
-    masker: Masker,
-) -> Summary | None:
-    _total, fresh = sizes(found)
+    ws: Workspace
+    local: Client
+    """Of this machine."""
+    found: Survey
+    claimed: Claimed
+    settings: Settings
+    listener: Listener
+    since: Since
+    submit: Callable[[], int] | None = None
+    """Stores a run that is not stored yet, once no host refuses it, and answers its fence."""
+    handover: Handover | None = None
+    """Of a process that works on one run after another: how it is asked to end."""
+    ahead: Ahead | None = None
+    """The driver of the run, which connects already."""
+    masker: Masker = field(init=False)
     commits: GroupCommit | None = None
+    """What writes of the run, from the moment that it has begun."""
 
-    async def carried_out() -> tuple[Work, Report]:
-        nonlocal commits
-        python = CURRENT if found.request.current_python else settings.python
-        host_pool = HostPool(ws, claimed.id, local, settings.driver, settings.hosts, listener.say, python, settings.everything_there)
-        if settings.driver != LOCAL:
-            host_pool.driver, host_pool.given = ahead.driver if ahead is not None else None, given(found)
-        host_pool.where, host_pool.stack, host_pool.keep_alive = settings.where, settings.stack, settings.keep_alive
-        host_pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
-        host_pool.limit = found.plan.settings.limits.cost
-        try:
-            counts = [found.plan.specs()[n].node_count for n in found.todo]
-            with _interruptible(host_pool) if handover is None else contextlib.nullcontext():
-                await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool.stays, settings.jobs))
-            if host_pool.priced:
-                secrets_stay(ws, found, host_pool)
-            needs = needed(found, host_pool) if host_pool.priced else {}
-            fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
-            if found.request.current_python:
-                await same_packages([*host_pool.head.sites, *host_pool.sites])
-            jobs = settings.jobs or at_once(found, host_pool)
-            begins = replace(claimed, fence=submit()) if submit is not None else claimed
-            commits = _begun(ws, found, begins, jobs, settings, listener, masker)
-            contended = ws.store.database.version() != since.version
-            goal = Goal(*settings.stop_early) if settings.stop_early else None
-            options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, goal, settings.jobs)
-            working = Work(ws, found, commits, host_pool, options, begins, listener.tick, handover)
-        except BaseException:
-            await host_pool.close(leave=True)
-            raise
-        report = await loop.run(working)
-        if report.state == "COMPLETED" and found.library:
-            loop.publish_all(working)
-            point_latest(ws, found)
-        if report.state == "COMPLETED":
-            deliver(ws, begins.id, begins.fence, working.plan, working.made)
-        return working, report
+    def __post_init__(self) -> None:
+        self.masker = Masker([*all_given(self.found.plan, self.ws.environ), *of_addresses(self.ws.addresses.values())])
 
+    def called_away(self) -> bool:
+        """Whether a run that waits is asked to end, or its process is."""
+        return self.handover is not None and bool(self.handover.asked or self.ws.store.runs.get(self.claimed.id).request)
+
+
+def work(ours: Assignment) -> Summary | None:
+    """Carry a run out and say how it ended; None when it paused and has to be resumed at once.  The caller lets go of the claim after an error."""
+    ws, plan, settings, claimed = ours.ws, ours.found.plan, ours.settings, ours.claimed
+    plan.settings = plan.settings._replace(limits=lower(plan.settings.limits, settings.limits))
+    mask(ours.masker)
+    if not settings.stack:
+        return _work(ours)
+    held = stacks.alone(ws.config.stack(settings.stack), ws.environ, ours.listener.say, ours.called_away)
+    if held is None:
+        ws.store.runs.release(claimed.id, claimed.fence)
+        return Summary(claimed.state, {}, ours.since.seconds, run=claimed.id) if ours.handover is not None and ours.handover.asked else None
+    try:
+        return _work(ours)
+    finally:
+        held.release()
+
+
+def _work(ours: Assignment) -> Summary | None:
+    ws, found, settings, listener, run = ours.ws, ours.found, ours.settings, ours.listener, ours.claimed.id
+    _total, fresh = sizes(found)
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
-        with asyncio.Runner(loop_factory=ahead.loop if ahead is not None else None) as runner:
-            working, report = runner.run(carried_out())
+        with asyncio.Runner(loop_factory=ours.ahead.loop if ours.ahead is not None else None) as runner:
+            working, report = runner.run(_carried_out(ours))
         if settings.upload and report.state == "COMPLETED":
-            uploading.upload(ws, working.plan, working.made, settings.upload, listener, claimed.id)
+            uploading.upload(ws, working.plan, working.made, settings.upload, listener, run)
     except asyncio.CancelledError:  # no step had begun
         raise KeyboardInterrupt from None
     except BaseException as error:
-        _failed(commits, error)
-        if ours := _in_our_words(error, ws, settings):
-            raise ours from error
+        _failed(ours.commits, error)
+        if words := _in_our_words(error, ws, settings):
+            raise words from error
         raise
     finally:
         gc.unfreeze()
-        if commits is not None:
-            commits.keys.close()
-    assert commits is not None
+        if ours.commits is not None:
+            ours.commits.keys.close()
+    commits = working.commits
     interrupted = working.control.interrupts > 0 or report.left
     state = _over(ws, commits, report, "interrupted" if interrupted else "")
     if settings.driver != LOCAL:
-        log_remote(ws, claimed.id, settings.driver, "", state)
+        log_remote(ws, run, settings.driver, "", state)
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
     counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
-    summary = Summary(state, counts, since.seconds, report.failures, made, claimed.id, interrupted, report.abandoned)
+    summary = Summary(state, counts, ours.since.seconds, report.failures, made, run, interrupted, report.abandoned)
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
     tell(ws, listener)
     listener.end(summary)
     return summary
+
+
+async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
+    """Open the places, begin the run, and work until nothing is left to do."""
+    ws, found, settings = ours.ws, ours.found, ours.settings
+    host_pool = _places(ours)
+    try:
+        counts = [found.plan.specs()[n].node_count for n in found.todo]
+        with _interruptible(host_pool) if ours.handover is None else contextlib.nullcontext():
+            await host_pool.open(want=settings.jobs or sum(counts), wish=lambda: demand(found, host_pool.stays, settings.jobs))
+        if host_pool.priced:
+            secrets_stay(ws, found, host_pool)
+        needs = needed(found, host_pool) if host_pool.priced else {}
+        fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
+        if found.request.current_python:
+            await same_packages([*host_pool.head.sites, *host_pool.sites])
+        jobs = settings.jobs or at_once(found, host_pool)
+        begins = replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
+        ours.commits = _begun(ours, begins, jobs)
+        contended = ws.store.database.version() != ours.since.version
+        goal = Goal(*settings.stop_early) if settings.stop_early else None
+        options = Options(jobs, settings.keep_going, settings.overwrite, settings.link, settings.pools, contended, goal, settings.jobs)
+        working = Work(ws, found, ours.commits, host_pool, options, begins, ours.listener.tick, ours.handover)
+    except BaseException:
+        await host_pool.close(leave=True)
+        raise
+    report = await loop.run(working)
+    if report.state == "COMPLETED" and found.library:
+        loop.publish_all(working)
+        point_latest(ws, found)
+    if report.state == "COMPLETED":
+        deliver(ws, begins.id, begins.fence, working.plan, working.made)
+    return working, report
+
+
+def _places(ours: Assignment) -> HostPool:
+    """Where the steps of a run may run; nothing is open yet."""
+    ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
+    python = CURRENT if found.request.current_python else settings.python
+    pool = HostPool(ws, claimed.id, ours.local, settings.driver, settings.hosts, ours.listener.say, python, settings.everything_there)
+    if settings.driver != LOCAL:
+        pool.driver, pool.given = ours.ahead.driver if ours.ahead is not None else None, given(found)
+    pool.where, pool.stack, pool.keep_alive = settings.where, settings.stack, settings.keep_alive
+    pool.earlier = takeover.leases(ws, claimed.id) if claimed.resumed and ws.delivers else ()
+    pool.limit = found.plan.settings.limits.cost
+    return pool
 
 
 @contextlib.contextmanager
@@ -234,8 +239,9 @@ def _in_our_words(error: BaseException, ws: Workspace, settings: Settings) -> Re
     return None
 
 
-def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: Settings, listener: Listener, masker: Masker) -> GroupCommit:
+def _begun(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
     """The pen of a claimed run; what it begins with is noted and shown."""
+    ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]
     total, fresh = sizes(found)
     remember(ws, found)
@@ -243,8 +249,8 @@ def _begun(ws: Workspace, found: Survey, begins: Claimed, jobs: int, settings: S
         run_graph.remember(ws, begins.id, found)
     expected = ws.store.index.expected(recipe, ids)
     _log.info("run %s %s: %d steps, %d at once", begins.id, "resumed" if begins.resumed else "submitted", len(ids), jobs)
-    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, masker, tries=begins.tries, made=begins.made)
-    named = Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), masker)
+    commits = GroupCommit(ws, begins.id, begins.fence, recipe, listener, expected, listener.say, ours.masker, tries=begins.tries, made=begins.made)
+    named = Overview(begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), ours.masker)
     listener.begin(named._replace(command=partial(_typed, found), steps=partial(steps_of, found), pattern=partial(pattern_of, found)))
     tell(ws, listener)
     if settings.driver != LOCAL:

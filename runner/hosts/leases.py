@@ -46,7 +46,7 @@ from drivers.base import (
 from .. import extensions
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
-from ..retry import retry_async
+from ..retry import OnRetry, nothing, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
@@ -67,6 +67,7 @@ SOON: Final = 3
 """Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
 LONG: Final = 40
 """Tries where a lease hangs on the answer: a quarter of an hour."""
+QUARTER: Final = "a quarter of an hour"
 OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term", "secrets")
 """Settings of a driver's table that are not the driver's, unless it takes them."""
 
@@ -129,6 +130,7 @@ class Leases:
         self.settings: Mapping[str, object] = {}
         """Of the driver: when they change, a provider that denied an order is asked again."""
         self._waits = ""
+        self._asked_again = False  # it was said that a host is asked again and again
         self._ending: set[str] = set()
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
@@ -215,8 +217,20 @@ class Leases:
         return row, hosts
 
     async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
+        ours = row.state == "UP" and not row.price  # a host that costs nothing, and on which a step of this run may be running
+
+        def waiting(error: Exception) -> None:
+            if ours and not self._asked_again:
+                self._asked_again = True
+                words = "then the run goes on without it (at once, if it is taken out of the settings)"
+                self.say(f"{error}; steps of this run may be running there: it is asked again for {QUARTER}, {words}")
+
         try:
-            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG)
+            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG, waiting)
+        except Unreachable as error:
+            if not ours:
+                raise
+            raise HostLost(f"it could not be reached for {QUARTER}: {error}") from error
         except HostLost as error:
             taken = row.state == "UP" and offer_of(row).market == "spot"
             await self.release(row, f"{TAKEN_AWAY}: {error}" if taken else str(error) if row.state == "UP" else f"{FAILED}: {error}")
@@ -371,7 +385,7 @@ class Leases:
         self.heard(row.state, moved)
         return moved
 
-    async def call(self, ask: Callable[[], Awaitable[_T]], tries: int = SOON) -> _T:
+    async def call(self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing) -> _T:
         """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
 
         async def readable() -> _T:
@@ -382,7 +396,7 @@ class Leases:
             except Exception as error:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
-        return await retry_async(readable, patient(tries))
+        return await retry_async(readable, patient(tries), on_retry=on_retry)
 
 
 async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:

@@ -194,6 +194,8 @@ class HostPool:
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
+        if not self.priced and not self.sites and self.lost:
+            raise Infrastructure("\n".join(self.lost), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
         if not self.priced and not self.sites:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._upkeep.begin()
@@ -484,6 +486,8 @@ class HostPool:
                         await ready(site)  # before any step can be started there
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
+            if not self.priced:
+                self.lost.append(f"{self.name} {offer.id}: {error}")
             for site in sites:
                 await site.aclose()
             await self._of().close({row.key for row in rows}, str(error))

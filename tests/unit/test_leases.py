@@ -46,7 +46,7 @@ def alive(tmp_path: Path) -> int:
 def on(tmp_path: Path, act: Callable[[Leases], Awaitable[None]], faults: dict[str, Any] | None = None, run: str = "r1", **settings: Any) -> None:
     """Do something with the leases of a run, as a process of its own would."""
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        driver = Loopback(tmp_path / "cloud", price=1.2, hosts=3, faults=faults, **settings)
+        driver = Loopback(tmp_path / "cloud", **({"price": 1.2, "hosts": 3, "faults": faults} | settings))
         asyncio.run(act(Leases(driver, "loopback", ledger, run, str(tmp_path))))  # type: ignore[arg-type]
 
 
@@ -73,6 +73,28 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
     on(tmp_path, act)
     assert moves == [("", "ASKED"), ("ASKED", "COMING"), ("COMING", "UP"), ("UP", "RELEASING"), ("RELEASING", "GONE")]
     assert [what for what, _ in provider(tmp_path)] == ["created", "destroyed"]
+
+
+def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_first_that_it_waits(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def first(leases: Leases) -> None:
+        row = await rented(leases)
+        assert row is not None
+        await leases.up(row)
+
+    async def resumed(leases: Leases) -> None:
+        async def hosts(_lease: Lease) -> None:
+            raise Unreachable("host-1 does not answer")
+
+        leases.driver.hosts, leases.say = hosts, said.append  # type: ignore[method-assign]
+        (row,) = await leases.adopt()
+        with pytest.raises(HostLost, match="for a quarter of an hour: host-1 does not answer"):
+            await leases.up(row)
+
+    on(tmp_path, first, price=0.0)
+    on(tmp_path, resumed, price=0.0)
+    assert len(said) == 1 and said[0].startswith("host-1 does not answer; steps of this run may be running there")
 
 
 def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
