@@ -16,7 +16,7 @@ def install_line(*extras: str) -> str:
 
 
 DRIVERS = {
-    "local": ("drivers.local:Local", ""),
+    "local": ("drivers.local:LocalHost", ""),
     "ssh": ("drivers.ssh:Ssh", install_line("ssh")),
     "vastai": ("drivers.vastai:Vastai", install_line("vastai")),
     "gcp": ("drivers.gcp:Gcp", install_line("gcp")),
@@ -26,7 +26,7 @@ DRIVERS = {
     "ray": ("drivers.ray:Ray", install_line("ray")),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
-"""name -> (module:class, what to install for it)"""
+"""name -> (module:class, what to install for it); of this machine, on which nothing is taken, the class of its host"""
 FREE = ("local", "ssh")
 """Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
 

@@ -6,7 +6,7 @@ this one died.  A driver runs no jobs and moves no files: all that travels throu
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -425,6 +425,14 @@ class Exporting(Driver, Protocol):
         Raises Rejected where the settings do not say enough for one machine.
         """
         ...
+
+
+def meant(word: str, known: Iterable[str], all: str = "known:") -> str:
+    """What follows a word that is not known: the nearest that is, or all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, known := list(known), n=1)
+    return f', did you mean "{near[0]}"?' if near else f" ({all} {', '.join(known)})"
 
 
 def file_name(key: str) -> str:

@@ -13,11 +13,11 @@ import os
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from . import installation
-from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name
+from .base import ROOT, Denied, DriverError, HostLost, Lease, Market, Offer, Order, Rejected, Traits, Unreachable, Unsure, Wish, file_name, meant
 from .machine import enough
 from .ssh import Machine, SshHost
 from .sshlink import Link, NotLetIn, Route
@@ -227,12 +227,6 @@ async def harmless(asking: Awaitable[_T]) -> _T:
         raise Unreachable(str(error)) from error
 
 
-def meant(word: str, known: Sequence[str]) -> str:
-    """What follows a word that is not known: the nearest that is, or all of them."""
-    near = get_close_matches(word, known, n=1)
-    return f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"
-
-
 def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
     """The markets that a need may be met on."""
     return ("on-demand", "spot") if wanted == "any" else (wanted,)
@@ -365,6 +359,12 @@ class Rented(ABC, Generic[_Wire]):
     @abstractmethod
     async def _opened(self, lease: Lease) -> SshHost | None:
         """The machine, once it lets us in and has shown the host key that is believed."""
+
+    def _fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
+        """The offers that nothing speaks against; of the others it is noted what does."""
+        pairs = list(judged)
+        self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
+        return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
         """What the provider says of a machine now, also of one that is gone."""

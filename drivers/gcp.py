@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from typing import Final, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 from . import cloud, gcp_catalog, gcp_prices, gcp_pulumi
-from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish
+from .base import Denied, DriverError, HostLost, Lease, Market, Need, NoCapacity, Offer, Order, Rejected, Resources, Traits, Unreachable, Wish, meant
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
 from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire
@@ -29,6 +28,7 @@ USER: Final = "recipe"
 LEAST_DISK: Final = 50  # GB: the image alone has this size
 MOST_DISK: Final = 65_536  # GB of one disk
 CUDA: Final = 13.0  # that the driver of the image runs
+ABOUT: Final = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
 RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
 KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
@@ -64,6 +64,7 @@ class Gcp(cloud.Rented[Wire]):
         notice=NOTICE,
         prices=gcp_prices.SHIPPED.words,
     )
+    console = "https://console.cloud.google.com/compute/instances"
 
     def __init__(
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
@@ -88,18 +89,13 @@ class Gcp(cloud.Rented[Wire]):
         """
         filters = _regions(self._prices, self._filters.given(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
-        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
-        left: Counter[str] = Counter()
-        fit: list[Offer] = []
-        for offer in self._listed(await self._zones(), markets(wish.need.market), disk):
-            if why := "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, about, wish, filters):
-                left[why] += 1
-            else:
-                fit.append(offer)
+        judged = [
+            (offer, "a larger disk than there is" if disk > MOST_DISK else cloud.excluded(offer, ABOUT, wish, filters))
+            for offer in self._listed(await self._zones(), markets(wish.need.market), disk)
+        ]
+        fit = [offer for offer, why in judged if not why]
         barred = await self._barred(fit)
-        left.update(barred.values())
-        self.excluded = dict(left.most_common())
-        found = [offer for offer in fit if offer.id not in barred]
+        found = self._fitting((offer, why or barred.get(offer.id, "")) for offer, why in judged)
         if fit and not found:
             raise Denied(f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}")
         now = time.monotonic()
@@ -159,9 +155,8 @@ class Gcp(cloud.Rented[Wire]):
         zone = self._filters.zone
         if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+-[a-z]", zone):
             raise Rejected('a program makes a machine in one zone, and the stack names none: add zone = "us-central1-a", say')
-        about = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
         wish, listed = Wish(Need(market=market)), self._listed({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK)
-        fit = [offer for offer in listed if not cloud.excluded(offer, about, wish, self._filters)]
+        fit = [offer for offer in listed if not cloud.excluded(offer, ABOUT, wish, self._filters)]
         if not fit:
             raise Rejected(f"no machine of the {self._prices.words} in {zone} is what the stack asks for")
         offer = min(fit, key=lambda each: (each.hourly, each.id))
@@ -323,11 +318,6 @@ class Gcp(cloud.Rented[Wire]):
             self._clock(),
         ]
 
-    @property
-    def console(self) -> str:
-        """Where a person sees, and ends, what is rented."""
-        return "https://console.cloud.google.com/compute/instances"
-
     async def solvent(self) -> None:
         """Google says only at an order whether the project is billed."""
 
@@ -354,8 +344,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     """The filters, if there are prices for a region of each name.  Raises NoCapacity."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
-            near = cloud.meant(asked, tuple(prices.rates)) or ": `recipe offers --update` fetches those of every region"
-            raise NoCapacity(f'no prices are known of a region "{asked}"{near}')
+            raise NoCapacity(f'no prices are known of a region "{asked}"{meant(asked, prices.rates)}')
     return filters
 
 

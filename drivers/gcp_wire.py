@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from .base import Denied, NoCapacity, Rejected, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, following, inner, number, printable, rows
+from .web import Answer, Fields, Web, following, inner, number, printable, rows, wait
 
 API: Final = "https://compute.googleapis.com/compute/v1/"
 WHOSE: Final = "Google"
@@ -204,8 +203,7 @@ class Wire:
 
     def _checked(self, answer: Answer) -> Answer:
         if answer.status == 429 or answer.code in RATES:
-            wait = answer.headers.get("retry-after", "")
-            raise Throttled(f"Google was asked too often: {answer.words}", after=timedelta(seconds=min(float(wait) if wait.isdigit() else 5.0, 60.0)))
+            raise Throttled(f"Google was asked too often: {answer.words}", after=wait(answer.headers.get("retry-after", "")))
         if answer.status == 401:
             raise Denied(
                 f"Google does not accept the credentials of {self.source}: {answer.words} `gcloud auth application-default login` makes new ones"

@@ -40,6 +40,7 @@ from .base import (
     Unsure,
     Wish,
     file_name,
+    meant,
 )
 
 
@@ -85,10 +86,7 @@ class Faults:
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
-                from difflib import get_close_matches
-
-                near = get_close_matches(name, known, n=1)
-                raise Rejected(f'there is no fault "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"))
+                raise Rejected(f'there is no fault "{name}"{meant(name, known)}')
             wanted = (int, float) if known[name] is float else known[name]
             if not isinstance(value, wanted) or (isinstance(value, bool) and known[name] is not bool) or value < 0:  # type: ignore[operator]
                 raise Rejected(f"the fault {name} is a {known[name].__name__}, not {value!r}")
@@ -227,9 +225,7 @@ class Loopback:
     async def hosts(self, lease: Lease) -> Sequence[LoopbackHost] | None:
         self._faulty.heard()
         with self._alone():
-            self._expire()
-        if (found := self._named(lease)) is None:
-            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            found = self._there(lease)
         if found.state == "stopped":
             raise HostLost(f"the machine {lease.data['host']} was stopped")
         if self._faulty.count(f"coming.{lease.id}", self._faults.coming) <= self._faults.coming:
@@ -259,9 +255,7 @@ class Loopback:
         self._faulty.heard()
         self._faulty.refuse()
         with self._alone():
-            self._expire()
-            if (found := self._named(lease)) is None:
-                raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+            found = self._there(lease)
             self._write(found._replace(until=until.timestamp(), state="kept"))
             if found.state == "stopped":
                 self._note("started", lease, "order")
@@ -314,6 +308,13 @@ class Loopback:
 
     def _named(self, lease: Lease) -> _Rented | None:
         return next((each for each in self._rented() if each.lease.id == lease.id), None)
+
+    def _there(self, lease: Lease) -> _Rented:
+        """The place of a lease, after what is past its time has ended.  Raises HostLost."""
+        self._expire()
+        if (found := self._named(lease)) is None:
+            raise HostLost(f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone')
+        return found
 
     def _runs(self, lease: Lease) -> bool:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,13 +19,14 @@ import asyncssh
 from . import cloud
 from .base import Charge, Denied, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Traits, Unsure, Wish
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, config, config_file, pod, words
+from .prime_wire import FULL, Ask, Pod, Wire, config, key_source, pod, words
 from .ssh import SshHost
 
 API: Final = "https://api.primeintellect.ai"
 IMAGE: Final = "ubuntu_22_cuda_12"
 ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
+EMPTY: Final = ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
 FIRST_USE: Final = (
     "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
     "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
@@ -69,8 +69,7 @@ class Prime(cloud.Rented[Wire]):
         """The pods that do, the cheapest first."""
         filters = self._filters.given(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
-        left: Counter[str] = Counter()
-        found: list[Offer] = []
+        judged: list[tuple[Offer, str]] = []
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
@@ -79,12 +78,9 @@ class Prime(cloud.Rented[Wire]):
             why = "on another market" if ask.market not in wanted else cloud.excluded(offer, about, wish, filters)
             if not why and ask.images and (image := wish.need.image or self._image) not in ask.images:
                 why = f"without the image {image}"
-            if (why := why or ("" if ask.there else "none to be had now")) or (ask.resources.disk or 0) < disk * 10**9:
-                left[why or "less disk"] += 1
-            else:
-                found.append(offer)
-        self.excluded = dict(left.most_common())
-        return sorted(found, key=lambda offer: (offer.hourly, offer.id))
+            why = why or ("" if ask.there else "none to be had now") or ("less disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
+            judged.append((offer, why))
+        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, offer.id))
 
     # --- leases
 
@@ -167,15 +163,8 @@ class Prime(cloud.Rented[Wire]):
         except Denied as error:
             key = str(error)
         return [
-            (
-                "account",
-                f"by the key of {'PRIME_API_KEY' if os.environ.get('PRIME_API_KEY') else config_file()}"
-                + f", team {self._wire.team}" * bool(self._wire.team),
-            ),
-            (
-                "credit",
-                f"${balance:.2f}" + ("" if balance > 0 else ": nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"),
-            ),
+            ("account", f"by the key of {key_source()}" + f", team {self._wire.team}" * bool(self._wire.team)),
+            ("credit", f"${balance:.2f}" + ("" if balance > 0 else EMPTY)),
             ("login", key),
             ("host keys", "the first that a pod shows is believed" if self._first_use else FIRST_USE),
             self._clock(),
@@ -187,9 +176,7 @@ class Prime(cloud.Rented[Wire]):
             raise Denied(FIRST_USE)
         await self._let_in()
         if (balance := await harmless(self._wire.balance())) <= 0:
-            raise Denied(
-                f"the account at Prime has ${balance:.2f}: nothing can be rented; add some at https://app.primeintellect.ai/dashboard/billing"
-            )
+            raise Denied(f"the account at Prime has ${balance:.2f}{EMPTY}")
 
     async def _let_in(self) -> None:
         """Raises Denied where the account does not have our SSH key, so that no pod would let us in."""

@@ -6,12 +6,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from .base import Charge, Denied, Market, Rejected, Resources, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, inner, number, printable, rows
+from .web import Answer, Fields, Web, inner, number, printable, rows, seconds
 
 PAGE: Final = 100
 PAGES: Final = 1000
@@ -88,10 +88,7 @@ class Wire:
         """What pods have cost that are gone, by their ids."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
-        return [
-            (f"{row.get('id')}", Charge(_seconds(row.get("createdAt")), _seconds(row.get("terminatedAt")), number(row, "totalBilledPrice")))
-            for row in ended
-        ]
+        return [(f"{row.get('id')}", Charge(_at(row, "createdAt"), _at(row, "terminatedAt"), number(row, "totalBilledPrice"))) for row in ended]
 
     async def _pages(self, path: str, what: str) -> list[Fields]:
         found: dict[str, Fields] = {}
@@ -130,8 +127,7 @@ class Wire:
         if answer.status == 429:
             raise Throttled(f"Prime was asked too often: {words(answer)}", after=TOO_OFTEN)
         if answer.status in (401, 403):
-            where = "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())
-            raise Denied(f"Prime does not accept the key of {where}: {words(answer)}")
+            raise Denied(f"Prime does not accept the key of {key_source()}: {words(answer)}")
         if answer.status == 402:
             raise Denied(f"Prime rents nothing to this account: {words(answer)} See https://app.primeintellect.ai/dashboard/billing")
         if answer.status >= 500:
@@ -161,6 +157,11 @@ def api_key() -> str:
     raise Denied(
         f"there is no key for Prime: neither in PRIME_API_KEY nor in {config_file()}; make one at https://app.primeintellect.ai/dashboard/tokens"
     )
+
+
+def key_source() -> str:
+    """Where the key of the account is found."""
+    return "PRIME_API_KEY" if os.environ.get("PRIME_API_KEY") else str(config_file())
 
 
 def words(answer: Answer) -> str:
@@ -221,8 +222,5 @@ def _ask(row: Fields, disk: int) -> Ask | None:
     )  # fmt: skip
 
 
-def _seconds(text: object) -> float:
-    try:
-        return datetime.fromisoformat(f"{text}").timestamp()
-    except ValueError as error:
-        raise Unsure("a time of Prime cannot be read") from error
+def _at(row: Fields, name: str) -> float:
+    return seconds(row.get(name), "Prime")

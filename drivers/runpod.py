@@ -10,7 +10,6 @@ import asyncio
 import base64
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -30,6 +29,7 @@ from .base import (
     Traits,
     Unsure,
     Wish,
+    meant,
 )
 from .cloud import Filters, Value, harmless, markets
 from .runpod_wire import HOME, Gpu, Pod, Wire, none, pod, words
@@ -93,8 +93,7 @@ class Runpod(cloud.Deadman[Wire]):
         if filters.zone:
             filters = filters._replace(regions=(filters.zone,))
         await self._known(filters.regions)
-        left: Counter[str] = Counter()
-        found: list[Offer] = []
+        judged: list[tuple[Offer, str]] = []
         if "on-demand" not in markets(wish.need.market):
             self.excluded = {"no spot market at RunPod": 1}
             return []
@@ -114,12 +113,8 @@ class Runpod(cloud.Deadman[Wire]):
                     why = "fewer GPUs than needed"
                 elif not gpu.there:
                     why = why or "none to be had now"
-                if why:
-                    left[why] += 1
-                else:
-                    found.append(offer)
-        self.excluded = dict(left.most_common())
-        return sorted(found, key=lambda offer: (offer.price, offer.id))
+                judged.append((offer, why))
+        return sorted(self._fitting(judged), key=lambda offer: (offer.price, offer.id))
 
     async def _known(self, regions: Sequence[str]) -> None:
         if not regions:
@@ -127,7 +122,7 @@ class Runpod(cloud.Deadman[Wire]):
         centers = await harmless(self._wire.centers())
         for asked in regions:
             if not any(asked.lower() in center.lower() for center in centers):
-                raise NoCapacity(f'RunPod has no data center "{asked}"{cloud.meant(asked.upper(), centers)}')
+                raise NoCapacity(f'RunPod has no data center "{asked}"{meant(asked.upper(), centers)}')
 
     def _offer(self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool) -> Offer:
         regions = [center for center in gpu.centers if not filters.regions or any(each.lower() in center.lower() for each in filters.regions)]

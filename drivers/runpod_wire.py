@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from .base import Charge, Denied, Rejected, Throttled, Unsure
-from .web import Answer, Fields, Web, following, inner, number, printable, rows
+from .web import Answer, Fields, Web, following, inner, number, printable, rows, seconds, wait
 
 HOME = "/root"
 """The home of who logs in to a pod: its SSH server knows root alone."""
@@ -97,15 +96,13 @@ class Wire:
         """What a pod has cost."""
         fields = _good(await self.ask("GET", "/v2/billing/pods", query={"podId": id, "bucketSize": "hour"}), "the bill")
         found = [row for row in rows(fields, "records", "RunPod") if row.get("podId") == id]
-        return [Charge(_seconds(row.get("startTime")), _seconds(row.get("endTime")), number(row, "totalAmount")) for row in found]
+        return [Charge(seconds(row.get("startTime"), "RunPod"), seconds(row.get("endTime"), "RunPod"), number(row, "totalAmount")) for row in found]
 
     async def ask(self, method: str, path: str, body: Fields | None = None, query: Mapping[str, str] | None = None) -> Answer:
         """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
-            after = answer.headers.get("retry-after", "")
-            seconds = float(after) if after.isdigit() else 5.0
-            raise Throttled(f"RunPod was asked too often: {words(answer)}", after=timedelta(seconds=min(max(seconds, 0.1), 60.0)))
+            raise Throttled(f"RunPod was asked too often: {words(answer)}", after=wait(answer.headers.get("retry-after", "")))
         if answer.status == 401:
             raise Denied(f"RunPod does not accept the key of RUNPOD_API_KEY: {words(answer)}")
         if answer.status == 410:
@@ -175,10 +172,3 @@ def _gpu(row: Fields) -> Gpu | None:
     prices, most_of = {name: number(price, name) for name in clouds}, {name: int(number(most, name)) for name in clouds}
     cuda = max((float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0)
     return Gpu(f"{row['id']}", int(number(row, "memory")), prices, most_of, tuple(centers), cuda, row.get("availability", "NONE") != "NONE")
-
-
-def _seconds(text: object) -> float:
-    try:
-        return datetime.fromisoformat(f"{text}").timestamp()
-    except ValueError as error:
-        raise Unsure("a time in the bill of RunPod cannot be read") from error

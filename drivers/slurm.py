@@ -104,9 +104,9 @@ class Slurm:
         prices: Mapping[str, str] = MappingProxyType({}),
         login: str | Mapping[str, Any] = "",
     ) -> None:
-        if wrong := commands.check(str(time), options, container):
+        if wrong := commands.check(options, container):
             raise WrongSetting(wrong)
-        self._prices = {partition: commands.usd(price) for partition, price in prices.items()}
+        self._prices = {partition: float(price.removesuffix(" USD")) for partition, price in prices.items()}  # the schema knows no other form
         billed = any(self._prices.values())
         self.traits = self.traits._replace(comes_up=timedelta(hours=queue), billed=billed, prices="by `prices` of [drivers.slurm]" * billed)
         self.excluded: Mapping[str, int] = {}

@@ -11,9 +11,8 @@ from math import ceil, inf
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, WrongSetting
+from .base import Argv, Denied, DriverError, HostLost, Rejected, Resources, Throttled, Unreachable, Unsure, meant
 
-PROGRAMS = ("sinfo", "sbatch", "squeue", "scancel", "srun")
 OURS = (
     *("--account", "--chdir", "--comment", "--constraint", "--cpus-per-task", "--exclusive", "--export", "--gres", "--job-name", "--mem", "--nodes"),
     *("--no-requeue", "--ntasks", "--ntasks-per-node", "--output", "--parsable", "--partition", "--qos", "--requeue", "--time", "--wait", "--wrap"),
@@ -426,26 +425,15 @@ def refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
 
 def no_partition(name: str, known: Iterable[str]) -> str:
     """That a cluster has no such partition, and which may be meant."""
-    near = get_close_matches(name, known, n=1)
-    return f'there is no partition "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (there are {', '.join(known)})")
+    return f'there is no partition "{name}"{meant(name, known, "there are")}'
 
 
-def usd(price: str) -> float:
-    """US dollars of "1.20 USD".  Raises WrongSetting."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD", price)
-    if found is None:
-        raise WrongSetting(f'the price "{price}" is none: write US dollars for an hour of one node, such as prices = {{gpu = "1.20 USD"}}')
-    return float(found[1])
-
-
-def check(time: str, options: Sequence[str], container: str = "") -> str:
+def check(options: Sequence[str], container: str) -> str:
     """What is wrong with these settings, in words; empty when nothing is."""
     if container and container not in CONTAINERS:
         near = get_close_matches(container, CONTAINERS, n=1)
         known = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(CONTAINERS)}"
         return f'nothing runs images that is called "{container}": {known}'
-    if time and not TIME.fullmatch(time):
-        return f'the time "{time}" is none: write minutes, hours:minutes:seconds or days-hours, such as time = "2:00:00"'
     for option in options:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]
         if any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--":  # sbatch takes the beginning of a name for the name

@@ -117,7 +117,8 @@ class Ssh:
             raise Rejected('the ssh driver has no hosts: name one with `--host user@name`, or in recipe.toml: [drivers.ssh] hosts = ["user@name"]')
         trust = (known_hosts,) if known_hosts else KNOWN_HOSTS
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
-        pattern = Route("", "", known_hosts=trust, identity=_several(identity), agent=str(socket) if socket else None, keep_alive=keepalive)
+        files = (identity,) if isinstance(identity, str) else tuple(identity)
+        pattern = Route("", "", known_hosts=trust, identity=files, agent=str(socket) if socket else None, keep_alive=keepalive)
         config = _config() if use_config else None
         self._machines: dict[str, Machine] = {}
         for entry in hosts:
@@ -182,7 +183,9 @@ class Ssh:
         lease = Lease("ssh", _id(order.key), order.key, each.data(told))
         logging.getLogger("drivers.ssh").debug("asking %s for a place", each.route)
         each.forget()
-        took = await each.places("take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), _written(lease))
+        took = await each.places(
+            "take", lease.id, str(int(order.until.timestamp() - time.time())), str(each.slots), json.dumps([lease.id, lease.key, dict(lease.data)])
+        )
         if not took:
             raise NoCapacity(f"all places of {each.route} are taken ({each.slots}; `slots` in the settings says how many it has)")
         self._took.add(lease.id)
@@ -220,7 +223,8 @@ class Ssh:
         machines = list(self._machines.values())
         for each, said in zip(machines, await asyncio.gather(*(each.places("list") for each in machines)), strict=True):
             try:
-                found += [_read(line) for line in said.splitlines() if line]
+                for id, key, data in map(json.loads, filter(None, said.splitlines())):
+                    found.append(Lease("ssh", id, key, data))
             except (ValueError, TypeError) as error:
                 raise Denied(f"what is kept in leases/ on {each.route} is no list of leases: look there, and remove what is not ours") from error
         return found
@@ -318,21 +322,8 @@ class Machine:
         return b"".join([data async for data in self.link.call(argv)])
 
 
-def _several(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
-
-
 def _id(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _written(lease: Lease) -> str:
-    return json.dumps([lease.id, lease.key, dict(lease.data)])
-
-
-def _read(line: str) -> Lease:
-    name, key, data = json.loads(line)
-    return Lease("ssh", name, key, data)
 
 
 # --- addresses

@@ -30,11 +30,12 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, key_file
+from .vastai_wire import Ask, Instance, Wire, key_source
 from .web import number
 
 API: Final = "https://console.vast.ai"
 IMAGE: Final = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+EMPTY: Final = ": nothing can be rented; add some at https://cloud.vast.ai/billing/"
 SEARCHED: Final = 3000  # offers in one reply
 OVER_BID: Final = 1.1  # so much above the least bid: a machine that is bid for at that is taken away at once
 # Asked by the machine itself once its time is over, with the key that it was given.
@@ -80,18 +81,12 @@ class Vastai(cloud.Deadman[Wire]):
         """The machines that do, the cheapest first."""
         filters = self._filters.given(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
-        found: list[Offer] = []
-        left: dict[str, int] = {}
+        judged: list[tuple[Offer, str]] = []
         for market in markets(wish.need.market):
             for ask in await harmless(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
-                why = _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)
-                if why:
-                    left[why] = left.get(why, 0) + 1
-                else:
-                    found.append(offer)
-        self.excluded = dict(sorted(left.items(), key=lambda pair: -pair[1]))
-        return sorted(found, key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
+                judged.append((offer, _unsuited(ask, market, disk, self._bid) or cloud.excluded(offer, ask.traits, wish, filters)))
+        return sorted(self._fitting(judged), key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id))
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         query: dict[str, object] = {name: {"eq": value} for name, value in (("rentable", True), ("rented", False), ("external", False))}
@@ -192,17 +187,14 @@ class Vastai(cloud.Deadman[Wire]):
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [
-            (
-                "account",
-                f"{fields.get('username') or fields.get('id')}, by the key of {'VAST_API_KEY' if os.environ.get('VAST_API_KEY') else key_file()}",
-            ),
-            ("credit", f"${credit:.2f}" + ("" if credit > 0 else ": nothing can be rented; add some at https://cloud.vast.ai/billing/")),
+            ("account", f"{fields.get('username') or fields.get('id')}, by the key of {key_source()}"),
+            ("credit", f"${credit:.2f}" + ("" if credit > 0 else EMPTY)),
             self._clock(),
         ]
 
     async def solvent(self) -> None:
         if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
-            raise Denied(f"the account at Vast.ai has ${credit:.2f}: nothing can be rented; add some at https://cloud.vast.ai/billing/")
+            raise Denied(f"the account at Vast.ai has ${credit:.2f}{EMPTY}")
 
     # --- one machine
 

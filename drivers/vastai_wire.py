@@ -6,14 +6,14 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from . import web
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
 from .cloud import About
-from .web import Answer, Fields, Web, following, inner, number, rows
+from .web import Answer, Fields, Web, following, inner, number, rows, wait
 
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
@@ -154,6 +154,11 @@ def api_key() -> str:
     raise Denied(f"there is no key for Vast.ai: neither in VAST_API_KEY nor in {key_file()}; make one at https://cloud.vast.ai/manage-keys/")
 
 
+def key_source() -> str:
+    """Where the key of the account is found."""
+    return "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())
+
+
 def _checked(answer: Answer) -> Answer:
     """An answer that is about what was asked.  Raises Throttled, Denied, Unsure."""
     if answer.status == 429:
@@ -162,14 +167,9 @@ def _checked(answer: Answer) -> Answer:
             when = f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC" if at.isdigit() else "midnight UTC"
             raise Denied(f"Vast.ai allows no more searches until {when}")
         told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
-        try:
-            after = float(told)
-        except ValueError:
-            after = 5.0
-        raise Throttled(f"Vast.ai was asked too often: {answer.words}", after=timedelta(seconds=min(max(after, 0.1), 60.0)))
+        raise Throttled(f"Vast.ai was asked too often: {answer.words}", after=wait(told))
     if answer.status in (401, 403) or answer.code == "auth_error":
-        where = "VAST_API_KEY" if os.environ.get("VAST_API_KEY") else str(key_file())
-        raise Denied(f"Vast.ai does not accept the key of {where}: {answer.words}")
+        raise Denied(f"Vast.ai does not accept the key of {key_source()}: {answer.words}")
     if answer.status >= 500:
         raise Unsure(f"Vast.ai has a problem of its own ({answer.status}): {answer.words}")
     return answer

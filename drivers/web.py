@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple, TypeAlias
 
@@ -102,6 +103,22 @@ def number(row: Fields, *names: str) -> float:
         if isinstance(value, str) and value.isascii() and value.isdigit():
             return float(value[:20])
     return 0.0
+
+
+def seconds(text: object, whose: str) -> float:
+    """A time of theirs, in ISO 8601, as seconds since the epoch.  Raises Unsure when it is none."""
+    try:
+        return datetime.fromisoformat(f"{text}").timestamp()
+    except ValueError as error:
+        raise Unsure(f"a time of {whose} cannot be read") from error
+
+
+def wait(told: str) -> timedelta:
+    """For how long a provider says, in seconds, that it is not to be asked; at least 0.1 s, at most a minute, and 5 s where it does not say."""
+    try:
+        return timedelta(seconds=min(max(float(told), 0.1), 60.0))
+    except ValueError:
+        return timedelta(seconds=5)
 
 
 def rows(fields: Fields, name: str, whose: str) -> list[Fields]:

@@ -155,6 +155,11 @@ class Account(Generic[M]):
             self._settle(machine)
         return self.ledger
 
+    def living(self, name: str) -> M | None:
+        """The machine of this id, unless it is gone."""
+        found = self.machines.get(name)
+        return None if found is None or found.gone is not None else found
+
     def alive(self) -> list[M]:
         """The machines that are not gone."""
         return [machine for machine in self.machines.values() if machine.gone is None]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 from random import Random
 from typing import Final, NamedTuple
+
+from ..base import meant
 
 CHANCES: Final = {
     "cut": "the connection is closed before the request has any effect",
@@ -66,8 +67,7 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
     name, _, operation = left.partition("@")
     known = [*CHANCES, *AMOUNTS]
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        raise ValueError(f'there is no fault "{name}"' + (f', did you mean "{near[0]}"?' if near else f" (known: {', '.join(known)})"))
+        raise ValueError(f'there is no fault "{name}"{meant(name, known)}')
     if operation and operations and operation not in operations:
         raise ValueError(f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})')
     if operation and name in AMOUNTS:

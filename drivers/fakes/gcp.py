@@ -32,7 +32,7 @@ from .gcp_instances import (
     shown,
     whole,
 )
-from .world import Boot, Call, Document, Reply, Route, World, document
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document
 
 
 class Operation(NamedTuple):
@@ -50,11 +50,11 @@ class Operation(NamedTuple):
     available: tuple[str, ...] = ()
 
 
-class Operations:
+class Operations(Part["Gcp"]):
     """What was asked for and takes time: operations, and the requests that they answer."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         self._made: dict[str, Operation] = {}
         self._requests: dict[str, str] = {}
 
@@ -126,11 +126,11 @@ class Operations:
         return Reply(200, self._shown(made))
 
 
-class Market:
+class Market(Part["Gcp"]):
     """What can be rented in which zone, and how much of it a project may."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         luck = Random(f"{world.seed}/market")
         self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
         self.stock[ZONES[0], "nvidia-l4"] = 8
@@ -196,11 +196,11 @@ class Market:
         return Reply(200, {"kind": "compute#region", "id": "1000", "name": region, "status": "UP", "zones": zones, "quotas": quotas})
 
 
-class Firewalls:
+class Firewalls(Part["Gcp"]):
     """The firewall rules of the project."""
 
     def __init__(self, world: Gcp) -> None:
-        self._world = world
+        super().__init__(world)
         self._rules: dict[str, Document] = {}
 
     def add_firewall(self, call: Call) -> Reply:
@@ -223,11 +223,8 @@ class Firewalls:
         return self._world.asked.accepted(call, self._world.asked.begin("", "delete", f"{ROOT}/projects/fake/global/firewalls/{name}", 2))
 
 
-class Guests:
+class Guests(Part["Gcp"]):
     """What an instance reads and writes itself, and what is seen of that."""
-
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
 
     def preempted(self, call: Call) -> Reply:
         """Whether the instance that asks has its notice: `wait_for_change` waits a little for it."""
@@ -245,15 +242,13 @@ class Guests:
         return Reply(200, "")
 
     def serial(self, call: Call) -> Reply:
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         text = "startup-script exit status 0\n" if found.up else ""
         return Reply(200, {"kind": "compute#serialPortOutput", "contents": text, "start": "0", "next": str(len(text))})
 
     def guest_attributes(self, call: Call) -> Reply:
         """What an instance wrote below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         where = call.query.get("queryPath", "")
         rows = [
             {"namespace": namespace, "key": key, "value": value}
@@ -265,20 +260,20 @@ class Guests:
         return Reply(200, {"kind": "compute#guestAttributes", "queryPath": where, "queryValue": {"items": rows}})
 
 
-class Lists:
+class Lists(Part["Gcp"]):
     """Listings of instances, page by page."""
 
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
-
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
-        """The rows of one page, and the token of the next.  Raises ValueError for a filter or token that cannot be read."""
-        test = filtered(call.query.get("filter", ""))
-        size = min(500, int(call.query.get("maxResults", "500")))
-        after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+        """The rows of one page, and the token of the next.  Raises Refused for a filter or token that cannot be read."""
+        try:
+            test = filtered(call.query.get("filter", ""))
+            size = min(500, int(call.query.get("maxResults", "500")))
+            after = base64.urlsafe_b64decode(call.query.get("pageToken", "")).decode()
+            begin = int(after or 0) if self._world.amount("restless") else 0
+        except ValueError:
+            raise Refused(self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")) from None
         found = sorted((made for made in rows if test(made)), key=lambda made: (made.zone, made.name))
         if self._world.amount("restless"):
-            begin = int(after or 0)
             return found[begin : begin + size], str(begin + size) if begin + size < len(found) else ""
         rest = [made for made in found if f"{made.zone}/{made.name}" > after]
         page = rest[:size]
@@ -286,10 +281,7 @@ class Lists:
 
     def listing(self, call: Call) -> Reply:
         unreached = ZONES[0] if self._world.amount("unreachable") else ""
-        try:
-            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
-        except ValueError:
-            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone != unreached])
         items: dict[str, object] = {}
         for zone in ZONES:
             here = [shown(made, self._world.address(made)) for made in page if made.zone == zone]
@@ -304,26 +296,19 @@ class Lists:
         return Reply(200, found)
 
     def zone_listing(self, call: Call) -> Reply:
-        try:
-            page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
-        except ValueError:
-            return self._world.problem(400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'.")
+        page, token = self._page(call, [made for made in self._world.account.seen() if made.zone == call.names["zone"]])
         more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
         return Reply(
             200, {"kind": "compute#instanceList", "id": "instances", "items": [shown(made, self._world.address(made)) for made in page], **more}
         )
 
 
-class Changes:
+class Changes(Part["Gcp"]):
     """Changes of an instance that stays what it is."""
-
-    def __init__(self, world: Gcp) -> None:
-        self._world = world
 
     def set_scheduling(self, call: Call) -> Reply:
         """The limits of an instance that is stopped."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if found.status != "TERMINATED":
             return self._world.problem(400, "resourceNotReady", f"The resource '{found.name}' is not stopped")
         found.body = {**found.body, "scheduling": {**found.scheduling, **call.fields}}
@@ -331,15 +316,13 @@ class Changes:
 
     def simulate(self, call: Call) -> Reply:
         """What a test of preemption asks for: an instance that is SPOT is preempted."""
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if found.spot:
             self._world.happen(found, "preempted")
         return self._world.asked.accepted(call, self._world.asked.begin(found.zone, "compute.instances.simulateMaintenanceEvent", found, 1))
 
     def _changed(self, call: Call, key: str, kind: str, change: str) -> Reply:
-        if (found := self._world.at(call.names["zone"], call.names["name"])) is None:
-            return self._world.missing(call)
+        found = self._world.meant(call)
         if call.fields.get(key) != fingerprint(found):
             return self._world.problem(412, "conditionNotMet", f"{change} fingerprint is stale: read the instance again.")
         found.changes += 1
@@ -505,8 +488,6 @@ class Gcp(World[Instance]):
     def _rates(self, machine: Instance) -> None:
         self.account.bill(machine, gpu=listed(machine) if machine.up else 0.0, disk=machine.disk * DISK)
 
-    # -- operations --------------------------------------------------------------------------------------------------------------------------------
-
     # -- instances ---------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
@@ -564,19 +545,21 @@ class Gcp(World[Instance]):
     def at(self, zone: str, name: str) -> Instance | None:
         return next((made for made in self.account.alive() if made.zone == zone and made.name == name), None)
 
-    def missing(self, call: Call) -> Reply:
-        where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
-        return self.problem(404, "notFound", f"The resource '{where}' was not found")
+    def meant(self, call: Call) -> Instance:
+        """The instance that a call is about.  Raises Refused where there is none."""
+        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+            where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
+            raise Refused(self.problem(404, "notFound", f"The resource '{where}' was not found"))
+        return found
 
     def show(self, call: Call) -> Reply:
-        found = self.at(call.names["zone"], call.names["name"])
-        return self.missing(call) if found is None else Reply(200, shown(found, self.address(found)))
+        found = self.meant(call)
+        return Reply(200, shown(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
         if (before := self.asked.replayed(call)) is not None:
             return before
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if self.account.held(found) or found.body.get("deletionProtection") is True:
             return self.problem(400, "resourceInUseByAnotherResource", "Resource cannot be deleted if it's protected against deletion.")
         if self.account.doomed(found, call.luck):
@@ -586,8 +569,7 @@ class Gcp(World[Instance]):
         return self.asked.accepted(call, self.asked.begin(found.zone, "delete", found, 2 * self.takes))
 
     def stop(self, call: Call) -> Reply:
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if found.status in ("RUNNING", "STAGING", "PROVISIONING"):
             found.status = "STOPPING"
             found.life += 1
@@ -595,8 +577,7 @@ class Gcp(World[Instance]):
         return self.asked.accepted(call, self.asked.begin(found.zone, "stop", found, 2 * self.takes))
 
     def start(self, call: Call) -> Reply:
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
-            return self.missing(call)
+        found = self.meant(call)
         if found.status not in ("TERMINATED", "RUNNING"):
             return self.problem(400, "resourceNotReady", f"The resource '{found.name}' is not ready")
         if self.account.credit <= 0:
@@ -610,5 +591,3 @@ class Gcp(World[Instance]):
                 found.life += 1
                 self.account.boots(found, 0.6)
         return self.asked.accepted(call, self.asked.begin(found.zone, "start", found, self.takes, failed))
-
-    # -- lists -------------------------------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
 from .account import Machine
-from .world import Boot, Call, Document, Reply, Route, World, document, number
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
 
 GPUS: Final = (  # type, socket, GB, $/h for one
     ("RTX4090_24GB", "PCIe", 24, 0.37),
@@ -57,11 +56,11 @@ class Pod(Machine):
     failure: str | None = None
 
 
-class Offers:
+class Offers(Part["Prime"]):
     """What the providers behind Prime have."""
 
     def __init__(self, world: Prime) -> None:
-        self._world = world
+        super().__init__(world)
         luck = Random(f"{world.seed}/market")
         self.market = [_offer(luck, n) for n in range(40)]
         self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
@@ -171,8 +170,6 @@ class Prime(World[Pod]):
         machine.status = "TERMINATED"
         self.account.end(machine, by)
 
-    # -- offers ------------------------------------------------------------------------------------------------------------------------------------
-
     # -- pods --------------------------------------------------------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
@@ -210,12 +207,11 @@ class Prime(World[Pod]):
             self.account.interruptible(made, call.luck)
         return made
 
-    def _named(self, name: str) -> Pod | None:
-        found = self.account.machines.get(name)
-        return None if found is None or found.gone is not None else found
-
-    def _missing(self) -> Reply:
-        return self.problem(404, "not_found", "Pod not found")
+    def _meant(self, call: Call) -> Pod:
+        """The pod that a call is about.  Raises Refused where there is none."""
+        if (found := self.account.living(call.names["id"])) is None:
+            raise Refused(self.problem(404, "not_found", "Pod not found"))
+        return found
 
     def listing(self, call: Call) -> Reply:
         return self._page(call, [self._shown(pod) for pod in self.account.seen()])
@@ -227,17 +223,16 @@ class Prime(World[Pod]):
         return Reply(200, {"total_count": len(rows), "offset": offset, "limit": limit, "data": rows[offset : offset + limit]})
 
     def show(self, call: Call) -> Reply:
-        return self._missing() if (pod := self._named(call.names["id"])) is None else Reply(200, self._shown(pod))
+        return Reply(200, self._shown(self._meant(call)))
 
     def status(self, call: Call) -> Reply:
         """The status of pods by id; those that are gone are left out."""
-        pods = [pod for name in call.values("pod_ids") if (pod := self._named(name)) is not None]
+        pods = [pod for name in call.values("pod_ids") if (pod := self.account.living(name)) is not None]
         fields = ("providerType", "status", "sshConnection", "priceHr", "primePortMapping", "ip", "installationFailure", "installationProgress")
         return Reply(200, {"data": [{"podId": pod.id, **{name: self._shown(pod)[name] for name in fields}} for pod in pods]})
 
     def destroy(self, call: Call) -> Reply:
-        if (pod := self._named(call.names["id"])) is None:
-            return self._missing()
+        pod = self._meant(call)
         if self.account.held(pod):
             return self.problem(400, "reserved", "The minimum rental period of this provider is not over.")
         if self.account.doomed(pod, call.luck):
@@ -254,7 +249,7 @@ class Prime(World[Pod]):
         port = {"internal": "22", "external": str(port_of), "protocol": "TCP", "usedBy": "SSH", "description": "SSH"}
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
-            "createdAt": _date(pod.created), "updatedAt": _date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
+            "createdAt": date(pod.created), "updatedAt": date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
             "installationProgress": pod.progress,
             "installationStatus": "FINISHED" if pod.progress == 100 else "ERROR" if pod.failure else "INSTALLING" if pod.up else "PENDING",
             "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": [port] if pod.up else [],
@@ -271,8 +266,8 @@ class Prime(World[Pod]):
         rows: list[Document] = [
             {
                 "id": pod.id, "name": pod.mark, "providerType": pod.offer.provider, "provisionedBy": None, "type": "HOSTED",
-                "createdAt": _date(pod.created),
-                "terminatedAt": _date(pod.gone or self.account.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
+                "createdAt": date(pod.created),
+                "terminatedAt": date(pod.gone or self.account.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
                 "priceHr": pod.price, "userId": "user-1", "teamId": None,
                 "totalBilledPrice": sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id),
             }
@@ -295,7 +290,7 @@ class Prime(World[Pod]):
     def wallet(self, call: Call) -> Reply:
         pods = [(pod, sum(entry.usd for entry in self.account.settled() if entry.machine == pod.id)) for pod in self.account.machines.values()]
         rows: list[Document] = [
-            {"id": f"billing-{pod.id}", "created_at": _date(pod.created), "updated_at": _date(self.account.now), "last_billed_at": _date(pod.billed),
+            {"id": f"billing-{pod.id}", "created_at": date(pod.created), "updated_at": date(self.account.now), "last_billed_at": date(pod.billed),
              "amount_usd": usd, "currency": "USD", "resource_type": "pod", "resource_id": pod.id}
             for pod, usd in pods if usd
         ]  # fmt: skip
@@ -312,10 +307,6 @@ def _offer(luck: Random, name: int) -> Offer:
     provider = luck.choice(PROVIDERS)
     cloud = f"{provider}-{gpu.lower()}-x{count}-{name}"
     return Offer(cloud, gpu, socket, memory, count, cost, provider, center, country, secure, spot, nodes, luck.choice((0, 1, 4, 12)))
-
-
-def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _whole(text: str, default: int) -> int:

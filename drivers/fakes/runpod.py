@@ -7,13 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
 from ..runpod_wire import HOME
 from .account import BOOT, Machine
-from .world import Boot, Call, Document, Reply, Route, World, document, number
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
@@ -85,11 +84,11 @@ class Pod(Machine):
         return number(self.body.get("disk"), 50.0)
 
 
-class Catalog:
+class Catalog(Part["Runpod"]):
     """What can be rented, and where."""
 
     def __init__(self, world: Runpod) -> None:
-        self._world = world
+        super().__init__(world)
         luck = Random(f"{world.seed}/market")
         self.stock = [Gpu(*row, luck.choice((0, 1, 2, 4, 8, 16, 24))) for row in GPUS]
         if not any(gpu.stock for gpu in self.stock):
@@ -130,11 +129,11 @@ class Catalog:
         return gpu.stock - sum(pod.has for pod in self._world.account.alive() if pod.gpu is not None and pod.gpu.id == gpu.id)
 
 
-class Keys:
+class Keys(Part["Runpod"]):
     """Keys of the account."""
 
     def __init__(self, world: Runpod) -> None:
-        self._world = world
+        super().__init__(world)
         self._keys: list[str] = []
 
     def keys(self, call: Call) -> Reply:
@@ -149,32 +148,25 @@ class Keys:
         return Reply(200, {"keys": self._keys})
 
 
-class Logs:
+class Logs(Part["Runpod"]):
     """What pods and the system said."""
-
-    def __init__(self, world: Runpod) -> None:
-        self._world = world
 
     def says(self, pod: Pod, source: str, line: str) -> None:
         pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
 
     def logs(self, call: Call) -> Reply:
         """A stream of events that ends; a reader resumes from the last id that it has seen."""
-        if (pod := self._world.named(call)) is None:
-            return self._world.missing(call)
+        pod = self._world.meant(call)
         source, after = call.query.get("source"), call.headers.get("last-event-id") or call.query.get("since", "")
-        rows = [(_date(at), where, line) for at, where, line in pod.log if source in (None, where) and _date(at) > after]
+        rows = [(date(at), where, line) for at, where, line in pod.log if source in (None, where) and date(at) > after]
         tail = call.query.get("tail", "")
         rows = rows[-min(5000, int(tail)) :] if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail) else rows[-100:]
         events = [f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n" for at, where, line in rows]
         return Reply(200, "".join(events), {"content-type": "text/event-stream"})
 
 
-class Bills:
+class Bills(Part["Runpod"]):
     """What pods have cost."""
-
-    def __init__(self, world: Runpod) -> None:
-        self._world = world
 
     def billing(self, call: Call) -> Reply:
         wanted = call.query.get("podId")
@@ -184,7 +176,7 @@ class Bills:
             of = [entry for entry in billed if entry.machine == name]
             sums = {what: sum(entry.usd for entry in of if entry.what == what) for what in ("gpu", "disk")}
             records.append({
-                "startTime": _date(of[0].since), "endTime": _date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
+                "startTime": date(of[0].since), "endTime": date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
                 "gpuAmount": sums["gpu"],
                 "cpuAmount": 0.0, "diskAmount": sums["disk"],
             })  # fmt: skip
@@ -192,8 +184,8 @@ class Bills:
         first = min((entry.since for entry in billed), default=self._world.account.now)
         size = call.query.get("bucketSize", "day")
         query = {
-            "startTime": _date(first),
-            "endTime": _date(self._world.account.now),
+            "startTime": date(first),
+            "endTime": date(self._world.account.now),
             "bucketSize": size if size in SIZES else "day",
             "podId": wanted,
         }
@@ -353,19 +345,17 @@ class Runpod(World[Pod]):
     def listing(self, call: Call) -> Reply:
         return Reply(200, {"pods": [self._shown(pod) for pod in self.account.seen()]})
 
-    def named(self, call: Call) -> Pod | None:
-        found = self.account.machines.get(call.names["id"])
-        return None if found is None or found.gone is not None else found
-
-    def missing(self, call: Call) -> Reply:
-        return self.problem(404, "not_found", f"pod {call.names['id']} was not found")
+    def meant(self, call: Call) -> Pod:
+        """The pod that a call is about.  Raises Refused where there is none."""
+        if (found := self.account.living(call.names["id"])) is None:
+            raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
+        return found
 
     def show(self, call: Call) -> Reply:
-        return self.missing(call) if (pod := self.named(call)) is None else Reply(200, self._shown(pod))
+        return Reply(200, self._shown(self.meant(call)))
 
     def update(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         if wrong := _bad_fields(call.fields, {*KNOWN, "locked"} - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}):
             return self.unfit(wrong)
         pod.body = {**pod.body, **call.fields}
@@ -374,8 +364,7 @@ class Runpod(World[Pod]):
         return Reply(200, self._shown(pod))
 
     def destroy(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         if self.is_own(call.by, pod.id):
             return self.problem(403, "forbidden", "The key of a pod cannot delete it.")
         if self.account.held(pod) or pod.body.get("locked") is True:
@@ -389,8 +378,7 @@ class Runpod(World[Pod]):
         self.account.end(pod, by)
 
     def action(self, call: Call) -> Reply:
-        if (pod := self.named(call)) is None:
-            return self.missing(call)
+        pod = self.meant(call)
         wanted = call.fields.get("action")
         if call.fields.keys() != {"action"} or wanted not in ("start", "stop", "restart", "terminate"):
             return self.unfit(["action: must be one of start, stop, restart, terminate"])
@@ -445,7 +433,7 @@ class Runpod(World[Pod]):
             "ssh": {"proxy": proxy if running else None, "direct": direct if port is not None and "22/tcp" in ports else None},
             "template": body.get("templateId"), "cost": pod.price if running else 0.0, "locked": body.get("locked") is True,
             "globalNetworking": {"enabled": body.get("globalNetworking") is True}, "runtime": runtime if running else None,
-            "createdAt": _date(pod.created), "startedAt": None if pod.started is None else _date(pod.started),
+            "createdAt": date(pod.created), "startedAt": None if pod.started is None else date(pod.started),
         }  # fmt: skip
         if pod.gpu is not None and (pod.has or not running):
             shown["gpu"] = {"id": pod.gpu.id, "count": pod.has or pod.count}
@@ -454,14 +442,8 @@ class Runpod(World[Pod]):
             shown["cpu"] = {"id": cpu["id"], "vcpuCount": cores, "memory": cores * 2}
         return shown
 
-    # -- catalog, keys, money ----------------------------------------------------------------------------------------------------------------------
-
 
 SIZES: Final = ("hour", "day", "week", "month", "year")
-
-
-def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _bad_pod(body: Document) -> list[str]:

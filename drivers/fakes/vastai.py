@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from .account import Machine
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
-from .world import Boot, Call, Document, Reply, Route, World, document, json_value, number
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document, json_value, number
 
 PAGE: Final = 25
 FOREIGN: Final = "somebody"
@@ -39,36 +39,33 @@ class Instance(Machine):
     keys: dict[int, str] = field(default_factory=dict)
 
 
-class Keys:
+class Keys(Part["Vastai"]):
     """Keys of the account, and of single instances."""
 
     def __init__(self, world: Vastai) -> None:
-        self._world = world
+        super().__init__(world)
         self.account_keys: dict[int, str] = {}
 
-    def _key(self, call: Call, keys: dict[int, str]) -> Reply | int:
+    def _key(self, call: Call, keys: dict[int, str]) -> int:
+        """Add the key of a call.  Raises Refused where it is none."""
         text = call.text("ssh_key").strip()
         if not text.startswith(("ssh-", "ecdsa-")):
-            return self._world.problem(400, "no_ssh_key", "ssh_key is no public key")
+            raise Refused(self._world.problem(400, "no_ssh_key", "ssh_key is no public key"))
         self._world.last_id += 1
         keys[self._world.last_id] = text
         return self._world.last_id
 
     def attach_key(self, call: Call) -> Reply:
-        if (found := self._world.named(call.names["id"])) is None:
-            return self._world.missing(call.names["id"])
-        added = self._key(call, found.keys)
-        return added if isinstance(added, Reply) else Reply(200, {"success": True, "msg": "SSH key added to instance."})
+        self._key(call, self._world.named(call.names["id"]).keys)
+        return Reply(200, {"success": True, "msg": "SSH key added to instance."})
 
     def instance_keys(self, call: Call) -> Reply:
-        if (found := self._world.named(call.names["id"])) is None:
-            return self._world.missing(call.names["id"])
+        found = self._world.named(call.names["id"])
         rows = [{"id": number_of, "public_key": text} for number_of, text in found.keys.items()]
         return Reply(200, {"success": True, "ssh_keys": json.dumps(rows)})
 
     def detach_key(self, call: Call) -> Reply:
-        if (found := self._world.named(call.names["id"])) is None:
-            return self._world.missing(call.names["id"])
+        found = self._world.named(call.names["id"])
         if found.keys.pop(_id(call.names["key"]), None) is None:
             return self._world.problem(404, "no_such_ssh_key", f"there is no key {call.names['key']}")
         return Reply(200, {"success": True, "msg": "SSH key removed from instance."})
@@ -84,8 +81,6 @@ class Keys:
         if self._world.amount("team"):
             return self._world.problem(400, "team_ssh_keys_not_supported", "Team accounts have no SSH keys of their own.")
         added = self._key(call, self.account_keys)
-        if isinstance(added, Reply):
-            return added
         key = {"id": added, "user_id": 1, "public_key": self.account_keys[added], "created_at": _DATE, "deleted_at": None}
         return Reply(200, {"success": True, "key": key})
 
@@ -95,11 +90,8 @@ class Keys:
         return Reply(200, {"success": True})
 
 
-class Lists:
+class Lists(Part["Vastai"]):
     """Instances as they are shown, one or page by page."""
-
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
 
     def listing(self, call: Call) -> Reply:
         size = int(number(json_value(call.query.get("limit", "")), PAGE))
@@ -129,7 +121,7 @@ class Lists:
         return self._world.problem(410, "gone", "This endpoint is gone; use /api/v1/instances/")
 
     def show(self, call: Call) -> Reply:
-        found = self._world.named(call.names["id"])
+        found = self._world.account.living(call.names["id"])
         return Reply(200, {"instances": None if found is None else self.shown(found)})
 
     def shown(self, made: Instance) -> Document:
@@ -165,15 +157,11 @@ class Lists:
         }  # fmt: skip
 
 
-class Logs:
+class Logs(Part["Vastai"]):
     """What instances printed, which is fetched from an address of its own."""
 
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
-
     def logs(self, call: Call) -> Reply:
-        if (found := self._world.named(call.names["id"])) is None:
-            return self._world.missing(call.names["id"])
+        found = self._world.named(call.names["id"])
         address = f"http://{call.headers.get('host', 'localhost')}/_logs/{found.id}/{int(self._world.account.now * 1000)}"
         return Reply(200, {"success": True, "result_url": address, "msg": "The logs are on their way."})
 
@@ -185,11 +173,8 @@ class Logs:
         return Reply(200, f"{found.image}\n{found.message or ''}\n" if found else "")
 
 
-class Money:
+class Money(Part["Vastai"]):
     """Who the account is of, and what it was charged."""
-
-    def __init__(self, world: Vastai) -> None:
-        self._world = world
 
     def user(self, call: Call) -> Reply:
         return Reply(200, {
@@ -406,16 +391,14 @@ class Vastai(World[Instance]):
         if self.holders.get(machine.ask.id) == machine.id:
             del self.holders[machine.ask.id]
 
-    def named(self, name: str) -> Instance | None:
-        found = self.account.machines.get(name)
-        return None if found is None or found.gone is not None else found
-
-    def missing(self, name: str) -> Reply:
-        return self.problem(404, "no_such_instance", f"Instance {name} not found.")
+    def named(self, name: str) -> Instance:
+        """The instance of this id.  Raises Refused where there is none."""
+        if (found := self.account.living(name)) is None:
+            raise Refused(self.problem(404, "no_such_instance", f"Instance {name} not found."))
+        return found
 
     def manage(self, call: Call) -> Reply:
-        found = self.named(call.names["id"])
-        return self.missing(call.names["id"]) if found is None else self._managed(found, call)
+        return self._managed(self.named(call.names["id"]), call)
 
     def _managed(self, found: Instance, call: Call) -> Reply:
         state, label = call.fields.get("state"), call.fields.get("label")
@@ -441,8 +424,7 @@ class Vastai(World[Instance]):
         return self._each(call, "ids", lambda found: self._managed(found, call))
 
     def destroy(self, call: Call) -> Reply:
-        found = self.named(call.names["id"])
-        return self.missing(call.names["id"]) if found is None else self._destroyed(found, call)
+        return self._destroyed(self.named(call.names["id"]), call)
 
     def _destroyed(self, found: Instance, call: Call) -> Reply:
         if self.account.held(found):
@@ -460,16 +442,12 @@ class Vastai(World[Instance]):
         if not isinstance(names, list):
             return self.problem(400, "invalid_args", f"{field} must be a list")
         for name in names:
-            if (found := self.named(str(name))) is None:
-                return self.missing(str(name))
-            if (reply := do(found)).status != 200:
+            if (reply := do(self.named(str(name)))).status != 200:
                 return reply
         return Reply(200, {"success": True})
 
     def bid(self, call: Call) -> Reply:
         found = self.named(call.names["id"])
-        if found is None:
-            return self.missing(call.names["id"])
         price = call.number("price", found.ask.bid)
         if not found.interruptible or not 0.001 <= price <= 32 * found.gpus:
             return self.problem(400, "invalid_args", f"the bid must be from 0.001 to {32 * found.gpus}, of an interruptible instance")
@@ -477,8 +455,6 @@ class Vastai(World[Instance]):
         if found.up:
             self.account.bill(found, gpu=price, disk=found.ask.storage_price(found.disk))
         return Reply(200, {"success": True})
-
-    # -- logs, keys, money -------------------------------------------------------------------------------------------------------------------------
 
 
 _DATE: Final = "2026-01-01T00:00:00Z"

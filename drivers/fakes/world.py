@@ -12,8 +12,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
-from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from .account import EPOCH, Account, M
@@ -57,6 +58,14 @@ class Reply(NamedTuple):
     def kind(self) -> str:
         """The Content-Type."""
         return self.headers.get("content-type") or ("text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json")
+
+
+class Refused(Exception):
+    """An operation ends here, with this reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self.reply = reply
 
 
 class Route(NamedTuple):
@@ -218,7 +227,10 @@ class World(ABC, Generic[M]):
         if fields is None:
             return self.malformed()
         part = next(part for part in (self, *self.parts) if hasattr(part, route.operation))
-        reply: Reply = getattr(part, route.operation)(call)
+        try:
+            reply: Reply = getattr(part, route.operation)(call)
+        except Refused as refused:
+            reply = refused.reply
         if luck.strikes("crashed"):
             reply = self.problem(500, "internal_error", "Internal Server Error")
         return reply._replace(lost=luck.strikes("lost"))
@@ -234,6 +246,16 @@ class World(ABC, Generic[M]):
     def amount(self, name: str, default: float = 0.0) -> float:
         """How much of a fault is set."""
         return amount(self.faults, name, default)
+
+
+W = TypeVar("W")
+
+
+class Part(Generic[W]):
+    """Some operations of a World."""
+
+    def __init__(self, world: W) -> None:
+        self._world = world
 
 
 @cache
@@ -258,6 +280,11 @@ def parsed(body: bytes) -> Document | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def date(at: float) -> str:
+    """RFC 3339, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def json_value(text: str) -> object:

@@ -14,6 +14,7 @@ import time
 from . import files
 from .frames import Broken, Frames, frame
 from .reach import reach
+from .trees import put
 
 PATIENCE = 10.0  # seconds in which an agent must be there
 RETRY = 0.01
@@ -27,9 +28,7 @@ def main(root: str, part: str) -> None:
     os.utime(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # this program is used still: see `objects.sweep`
     os.chdir(root)
     os.chmod(".", 0o700)
-    for fd in (0, 1):
-        _widen(fd)
-    _all(1, frame(b"g", os.fsencode(os.getcwd())))
+    put(1, frame(b"g", os.fsencode(os.getcwd())))
     if part == "files":
         files.serve(os.getcwd())
         return
@@ -55,7 +54,7 @@ def _relay(agent: int) -> None:
             data = os.read(agent, ROOM)
             if not data:
                 return
-            _all(1, frame(b"d", data))
+            put(1, frame(b"d", data))
         if 0 in ready:
             data = os.read(0, ROOM)
             if not data:
@@ -66,24 +65,8 @@ def _relay(agent: int) -> None:
                 return
             for payload in payloads:
                 if payload[:1] == b"d":
-                    _all(agent, payload[1:])
+                    put(agent, payload[1:])
                 else:
-                    _all(1, frame(payload))  # a sign of life
+                    put(1, frame(payload))  # a sign of life
             if frames.broken:
                 return
-
-
-def _all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _widen(fd: int) -> None:
-    """A pipe holds 64 KiB, and its writer and its reader wake each other for each."""
-    try:
-        import fcntl
-
-        fcntl.fcntl(fd, 1031, 1 << 18)  # F_SETPIPE_SZ
-    except OSError:
-        pass  # it is no pipe, or there is no such thing here

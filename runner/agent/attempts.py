@@ -6,6 +6,7 @@ newer has changed since.  `NAME.out` is touched when it is looked at, before its
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
@@ -141,29 +142,37 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
     request.arriving(request.partial)
     kept = []
-    for output, name, copied in outputs:
-        source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
-        os.makedirs(os.path.dirname(at), exist_ok=True)
-        if not objects.sealed(request, name):
-            if os.path.lexists(source):
-                trees.remove(aside)
-                try:
-                    _moved(source, aside, copied or os.path.islink(source))
-                except FileNotFoundError:
-                    if os.path.lexists(source):
-                        raise  # else another, for a worker that was killed, was faster
-            if os.path.lexists(aside):
-                trees.remove(at)
-                _freeze(aside, name)
-                os.rename(aside, at)
-                if os.path.isdir(at):
-                    os.chmod(at, 0o555)  # noqa: S103
-            elif not os.path.lexists(at):
-                continue
-            objects.seal(request, name, f"{path}.out" if os.path.exists(f"{path}.out") else "")
-        kept.append(name)
+    with open("keep.lock", "w") as one:
+        fcntl.flock(one, fcntl.LOCK_EX)  # attempts with equal outputs end at once: the same name aside, and the same object
+        for output, name, copied in outputs:
+            if _kept(request, path, output, name, copied):
+                kept.append(name)
     request.tidy()
     return kept
+
+
+def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
+    source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
+    os.makedirs(os.path.dirname(at), exist_ok=True)
+    if objects.sealed(request, name):
+        return True
+    if os.path.lexists(source):
+        trees.remove(aside)
+        try:
+            _moved(source, aside, copied or os.path.islink(source))
+        except FileNotFoundError:
+            if os.path.lexists(source):
+                raise  # else another, for a worker that was killed, was faster
+    if os.path.lexists(aside):
+        trees.remove(at)
+        _freeze(aside, name)
+        os.rename(aside, at)
+        if os.path.isdir(at):
+            os.chmod(at, 0o555)  # noqa: S103
+    elif not os.path.lexists(at):
+        return False
+    objects.seal(request, name, f"{path}.out" if os.path.exists(f"{path}.out") else "")
+    return True
 
 
 def _moved(source: str, target: str, copied: bool) -> None:

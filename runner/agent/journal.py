@@ -15,39 +15,20 @@ def line(
     code: int | None,
     number: int | None,
     reason: bytes,
-    started: float,
-    ended: float,
-    cpu: float,
-    peak: int,
-    strays: int,
+    started: float = 0.0,
+    ended: float = 0.0,
+    cpu: float = 0.0,
+    peak: int = 0,
+    strays: int = 0,
     detail: bytes = b"",
     printed: int = -1,
 ) -> bytes:
+    ends = [b"null" if each is None else b"%d" % each for each in (code, number)]
+    more = (b', "detail": "%s"' % escaped(detail) if detail else b"") + (b', "printed": %d' % printed if printed >= 0 else b"")
     form = (
-        b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s%s}'
+        b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, "ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}\n'
     )
-    return (
-        form
-        % (
-            name,
-            b"null" if code is None else b"%d" % code,
-            b"null" if number is None else b"%d" % number,
-            reason,
-            started,
-            ended,
-            cpu,
-            peak,
-            strays,
-            b', "detail": "%s"' % escaped(detail) if detail else b"",
-            b', "printed": %d' % printed if printed >= 0 else b"",
-        )
-        + b"\n"
-    )
-
-
-def never(name: bytes, reason: bytes) -> bytes:
-    """The end of a job that did not begin, and may begin later."""
-    return line(name, None, None, reason, 0.0, 0.0, 0.0, 0, 0)
+    return form % (name, *ends, reason, started, ended, cpu, peak, strays, more)
 
 
 def escaped(text: bytes) -> bytes:

@@ -64,14 +64,5 @@ def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def copy(source: str, target: str) -> None:
-    """Make a file, which must not be there, of another; by the file system alone, where that can.  Raises OSError."""
-    with open(source, "rb", buffering=0) as one, open(target, "xb", buffering=0) as other:
-        mode = os.fstat(one.fileno()).st_mode
-        try:
-            while os.copy_file_range(one.fileno(), other.fileno(), 1 << 30):
-                pass
-        except (AttributeError, OSError):  # macOS has none, some file systems cannot: the rest is read and written
-            import shutil
-
-            shutil.copyfileobj(one, other, trees.BLOCK)
-        os.fchmod(other.fileno(), 0o755 if mode & stat.S_IXUSR else 0o644)
+    """Make a file, which must not be there, of another, as one of ours.  Raises OSError."""
+    os.chmod(target, 0o755 if trees.copy(source, target) & stat.S_IXUSR else 0o644)

@@ -59,11 +59,12 @@ def seal(request: Request, name: str, like: str = "") -> None:
         os.utime(f"seals/{name}", ns=(then, then))
 
 
-def seals(request: Request, names: Sequence[str]) -> Sequence[str]:
-    """These objects were found to be right where they lie."""
-    for name in names:
-        seal(request, name)
-    return names
+def seals(request: Request, name: str, stamp: str) -> bool:
+    """The files of an object were found to be right where they lie.  False where names, kinds and links of a tree are not those of its `stamp`."""
+    if stamp and not (os.path.isdir(place(name)) and trees.stamp_of(place(name)) == stamp):
+        return False
+    seal(request, name)
+    return True
 
 
 def have(request: Request, names: Sequence[str]) -> list[str]:
@@ -253,7 +254,10 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, kno
         if not older or not os.path.isfile(older):
             return 0, []
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        _copy(older, path, limit)
+        new = f"{path}.{os.getpid()}"
+        trees.remove(new)
+        trees.copy(older, new, limit)
+        os.rename(new, path)
         if remembered := _remembered(known, grain):
             size = os.path.getsize(path)
             return size, remembered[: -(-size // grain)]
@@ -339,8 +343,8 @@ def free(request: Request) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int:
-    """Delete objects that were not used for `unused` seconds, unless an attempt leads to them or `keep` has them; how many.
+def sweep(request: Request, unused: int, every: int) -> int:
+    """Delete objects that were not used for `unused` seconds, unless an attempt leads to them; how many.
 
     So are programs of unused agents and, where there is no attempt, states that were not written to.  Nothing is looked at if the
     last sweep was less than `every` seconds ago.
@@ -348,7 +352,7 @@ def sweep(request: Request, unused: int, every: int, keep: Sequence[str]) -> int
     if every and _age("swept") < every:
         return 0
     trees.touch("swept")
-    needed, count = set(keep), 0
+    needed, count = set[str](), 0
     attempts = os.listdir("attempts")
     for name in attempts:
         if name.endswith(".in"):
@@ -415,19 +419,3 @@ def _age(path: str) -> float:
         return time.time() - os.stat(path).st_mtime
     except FileNotFoundError:
         return float("inf")
-
-
-def _copy(source: str, target: str, limit: int) -> None:
-    """The first bytes of a file as another one; by a clone where the disk has such."""
-    new = f"{target}.{os.getpid()}"
-    with open(source, "rb", buffering=0) as file, open(new, "wb", buffering=0) as other:
-        size = min(limit, os.fstat(file.fileno()).st_size)
-        try:
-            while size and (got := os.copy_file_range(file.fileno(), other.fileno(), size)):
-                size -= got
-        except (OSError, AttributeError):
-            pass  # not on this disk, or this system; what follows goes on where it stopped
-        while size and (data := file.read(min(size, 1 << 20))):
-            trees.put(other.fileno(), data)
-            size -= len(data)
-    os.rename(new, target)

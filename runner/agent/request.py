@@ -77,12 +77,12 @@ class Request:
         self._out.append(bytes(data))
         self._size += len(data)
         if self._size >= SENT:
-            _put(self._frame())
+            trees.put(1, self._frame())
 
     def flush(self) -> None:
         """Send what is to go back now.  Raises BrokenPipeError when its client is gone."""
         if self._out:
-            _put(self._frame())
+            trees.put(1, self._frame())
 
     def check(self) -> None:
         """While an answer takes long: the client is there still.  Raises Over."""
@@ -99,7 +99,7 @@ class Request:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         if self._untidy:
             self._tidy()
-        _put(last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
+        trees.put(1, last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
     def arriving(self, folder: str) -> None:
         """Have a folder of what is arriving, with the sign that its sender is alive."""
@@ -146,9 +146,3 @@ def _exactly(count: int) -> bytes:
             raise Over
         at += got
     return bytes(data)
-
-
-def _put(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]

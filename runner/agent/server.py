@@ -27,20 +27,19 @@ Only the standard library, and little of it (no signal, socket, pathlib, json or
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from .clients import Clients
 from .contact import Contact
 from .ends import Ends
 from .job import SIGCONT, SIGKILL, SIGTERM, Job, signal_of
-from .journal import began, escaped, line, never
+from .journal import began, escaped, line
 from .locks import free_locks, take_locks
 from .loop import Loop
 from .processes import kill, kill_group, oom_kills, processes, words
 from .remains import HOPELESS, Remains
 from .slots import Slots
-from .spawning import Spawner, why_not
+from .spawning import spawn, why_not
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class Agent:
         self._contact = Contact(self._jobs)
         self._clients = Clients(self._loop, self._contact, listener, self._obey)
         self._remains = Remains(self._loop, self._jobs, self._timed, self._samples)
-        self._spawner = Spawner(self._loop)
         self._slots = Slots()
         self._ends = Ends(self._slots)
         self._inherit(self._ends.open_jobs)
@@ -162,7 +160,7 @@ class Agent:
         elif name in self._ends.over:
             self._clients.tell(fd, self._ends.over[name])
         else:  # final, so that two askers never hear different things
-            self._ends.settle(name, line(name, None, None, b"lost", 0.0, time.time(), 0.0, 0, 0))
+            self._ends.settle(name, line(name, None, None, b"lost", ended=time.time()))
 
     def _tell_going(self, fd: int, name: bytes) -> None:
         self._contact.wants(fd, name)
@@ -212,10 +210,10 @@ class Agent:
                 os.close(fd)
             detail = b"cannot hold %s: %s" % (os.fsencode(error.filename or "its locks"), words(error))
             now = time.time()
-            self._ends.settle(job.name, line(job.name, 126, None, b"exit", now, now, 0.0, 0, 0, detail))
+            self._ends.settle(job.name, line(job.name, 126, None, b"exit", now, now, detail=detail))
             return False
         if held is None:
-            self._ends.tell(never(job.name, b"busy"))
+            self._ends.tell(line(job.name, None, None, b"busy"))
             return False
         job.held = held
         return True
@@ -232,10 +230,10 @@ class Agent:
         if self._sample_at is None:
             self._sample_at = time.monotonic() + SAMPLED
         try:
-            job.pid = job.session = self._spawner.spawn(job, cwd, argv, env)
+            job.pid = job.session = spawn(self._loop, job, cwd, argv, env)
         except OSError as error:
             code, why = why_not(job.log, argv[0], cwd, error)
-            self._over(job, line(name, code, None, b"exit", job.started, time.time(), 0.0, 0, 0, why))
+            self._over(job, line(name, code, None, b"exit", job.started, time.time(), detail=why))
             return
         self._remains.running[job.pid] = job
         self._time(job, timeout, idle, 0.0)
@@ -428,7 +426,3 @@ def main(root: str, lock: int, listener: int, first: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     os.chdir(root)
     Agent(listener, first).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))

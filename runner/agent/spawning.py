@@ -17,59 +17,43 @@ _OOM_SCORE = b"500"  # of jobs, above ours: where memory runs out, the kernel ta
 _RESTORED = (1, 2, 3, 13, 15, 17, 25)  # signals that are ignored here, by Python or by our parent, but not in jobs
 
 
-class Spawner:
-    """Remembers where programs are."""
+def spawn(loop: Loop, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
+    """The pid of its first process, which leads a session of its own and is watched.  Raises OSError."""
+    for fd in job.held:
+        os.set_inheritable(fd, True)
+    os.chdir(cwd)
+    program, whole = _program(argv[0], env), argv
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    if job.outlives:
+        whole = [*SHELL, job.name, program, *argv[1:]]
+        program = SHELL[0]
+        actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
+    pid = os.posix_spawn(program, whole, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED)
+    for fd in job.held:
+        os.set_inheritable(fd, False)
+    _prefer(pid)
+    try:
+        loop.watch_process(pid)
+    except OSError:  # no descriptor left to watch it with: it may not run unwatched
+        os.killpg(pid, SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return pid
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._programs: dict[tuple[bytes, bytes], bytes] = {}
 
-    def spawn(self, job: Job, cwd: bytes, argv: list[bytes], env: dict[bytes, bytes]) -> int:
-        """The pid of its first process, which leads a session of its own and is watched.  Raises OSError."""
-        for fd in job.held:
-            os.set_inheritable(fd, True)
-        try:
-            os.chdir(cwd)
-            program, whole = self._program(argv[0], env), argv
-            actions = [
-                (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ]
-            if job.outlives:
-                whole = [*SHELL, job.name, program, *argv[1:]]
-                program = SHELL[0]
-                actions.append((os.POSIX_SPAWN_DUP2, job.held[-1], DESCRIPTOR))
-            pid = os.posix_spawn(program, whole, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESTORED)
-        except OSError:
-            self._programs.clear()
-            raise
-        for fd in job.held:
-            os.set_inheritable(fd, False)
-        _prefer(pid)
-        try:
-            self._loop.watch_process(pid)
-        except OSError:  # no descriptor left to watch it with: it may not run unwatched
-            os.killpg(pid, SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        return pid
-
-    def _program(self, name: bytes, env: dict[bytes, bytes]) -> bytes:
-        """What execvp would find, in the job's PATH and not in ours."""
-        if b"/" in name:
-            return name
-        path = env.get(b"PATH", b"/bin:/usr/bin")
-        found = self._programs.get((name, path))
-        if found is None:
-            candidates = [os.path.join(part or b".", name) for part in path.split(b":")]
-            there = [candidate for candidate in candidates if os.path.isfile(candidate)]
-            if not there:
-                raise FileNotFoundError(2, "No such file or directory")
-            found = next((candidate for candidate in there if os.access(candidate, os.X_OK)), there[0])
-            if os.path.isabs(found):
-                self._programs[name, path] = found
-        return found
+def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
+    """What execvp would find, in the job's PATH and not in ours."""
+    if b"/" in name:
+        return name
+    candidates = [os.path.join(part or b".", name) for part in env.get(b"PATH", b"/bin:/usr/bin").split(b":")]
+    there = [candidate for candidate in candidates if os.path.isfile(candidate)]
+    if not there:
+        raise FileNotFoundError(2, "No such file or directory")
+    return next((candidate for candidate in there if os.access(candidate, os.X_OK)), there[0])
 
 
 def why_not(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:

@@ -17,10 +17,10 @@ from drivers.base import Command, DriverError
 from ..digest import Digest
 from ..errors import Infrastructure
 from ..hosts import control_file, launch
-from ..hosts.hooks import GRACE, INSTALL, Hooks
+from ..hosts.hooks import INSTALL, Hooks
 from ..hosts.host_task import HostTask, StateFolder, TaskResult
 from ..hosts.pool import HostPool
-from ..hosts.sites import Site
+from ..hosts.sites import GRACE, Site
 from ..hosts.spare_dirs import Scrap
 from ..hosts.staging import Attempt
 from ..language.template import Place
@@ -47,9 +47,9 @@ from .tasks import steps_of
 if TYPE_CHECKING:
     from drivers.devices import Device
 
-    from ..hosts.checkpoint_sync import Round
     from ..hosts.containers import Containers
     from ..hosts.environments import Wanted
+    from ..hosts.host_task import Round
     from ..storage import checkpoints
 
 

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -386,13 +387,6 @@ def _held(path: str) -> Iterator[int]:
         yield file.fileno()
 
 
-def _upwards(path: str) -> Iterator[str]:
-    while path != "/":
-        yield path
-        path = os.path.dirname(path)
-    yield path
-
-
 def _clear(home: str) -> None:
     for item in list(os.scandir(home)):
         if item.name != "lock":
@@ -415,7 +409,7 @@ def main(home: str, requirements: str, uv: str = "") -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = error.filename if error.filename and not str(error.filename).startswith(f"{home}/") else home
-            disk = next(path for path in _upwards(where) if os.path.isdir(path))
+            disk = next(path for path in (pathlib.Path(where), *pathlib.Path(where).parents) if path.is_dir())
             fix = "make room there, or have it on another disk: RECIPE_HOME here, `root` in the settings of a driver, UV_CACHE_DIR for uv's cache"
             _say(wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free without it", fix=fix)
         else:

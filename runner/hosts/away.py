@@ -23,14 +23,14 @@ from .contact import RemoteContact
 from .folder import RemoteFolder
 from .following import Follower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
-from .sites import Site
+from .sites import Shell, Site
 from .staging import Attempt
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..storage.checkpoints import Newest
-    from .checkpoint_sync import CheckpointSync, SyncedState
+    from .checkpoint_sync import CheckpointSync
     from .client import Client
     from .engines import Mount
     from .transfer import HostStore, Parcel
@@ -49,18 +49,13 @@ class Away(Site):
         machine: Mapping[str, float],
         devices: Sequence[Device],
         host_store: HostStore,
-        *,
+        shell: Shell,
         slots: int | None,
-        python: str,
-        version: str,
-        path: str,
-        login: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(ws, name, host, machine, lambda: devices, slots=slots, python=python, path=path, login=login)
+        super().__init__(ws, name, host, machine, lambda: devices, shell, slots)
         self.host_store = host_store
-        self.installer = python
-        self._version = version
+        self.installer = shell.python
         self.contact = RemoteContact(name, say)
         self.folder: RemoteFolder = RemoteFolder(ws, host_store, self.contact, lambda: self.capacity.busy)
 
@@ -68,7 +63,7 @@ class Away(Site):
         return Paths.at(f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
 
     def described(self, python: str) -> str:
-        return f"{python} ({self._version})" if self._version and python == self.python else python
+        return f"{python} ({self.shell.version})" if self.shell.version and python == self.python else python
 
     def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
         """They are links there: see `_parcel`."""
@@ -160,7 +155,7 @@ class Away(Site):
             return None
         from .checkpoint_sync import CheckpointSync, OverHostStore
 
-        return CheckpointSync(OverHostStore(self.host_store), synced(task.states, f"{self.folder.root}/"), task.round, world=task.processes)
+        return CheckpointSync(OverHostStore(self.host_store), task.states, task.round, world=task.processes)
 
     async def _begin(self, command: Command, task: HostTask) -> Job:
         await task.confirm()
@@ -227,13 +222,6 @@ class Away(Site):
                 if content[0] == "t":
                     manifests[content] = self.ws.objects.manifests.entries(Content(content))
         return sources, manifests
-
-
-def synced(states: Sequence[StateFolder], root: str) -> list[SyncedState]:
-    """The states of an attempt as their checkpoints are copied; `root` is what their paths there begin with."""
-    from .checkpoint_sync import SyncedState
-
-    return [SyncedState(each.name, each.here, f"{root}{each.below}", each.pattern, each.every, each.keep) for each in states]
 
 
 def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivers.base import Unreachable
 
@@ -88,7 +88,7 @@ class Capacity:
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
             return Pick((), again - now, 0)
-        ours = [device for device in _others(self.devices, but) if device not in self._given]
+        ours = [device for device in others(self.devices, but) if device not in self._given]
         free: Sequence[str] = ()
         with contextlib.suppress(Unreachable, TimeoutError):  # there will be another look; what runs there says what is wrong
             async with asyncio.timeout(LONGEST_QUESTION):
@@ -117,29 +117,7 @@ class Capacity:
             self._used[name] -= amount
 
 
-class Placed(Protocol):
-    """A place, as far as it has a capacity."""
-
-    capacity: Capacity
-
-
-_P = TypeVar("_P", bound=Placed)
-
-
-def apart(places: Sequence[_P], gpus: int) -> Sequence[_P]:
-    """Those of these places that have so many GPUs beside what the ones before them take: hosts on one machine have the same cards."""
-    if not gpus:
-        return places
-    found, taken = list[_P](), list["Device"]()
-    for place in places:
-        own = _others(place.capacity.devices, taken)[:gpus]
-        if len(own) == gpus:
-            found.append(place)
-            taken += own
-    return found
-
-
-def _others(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
+def others(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
     """Those of these that are none of the cards that are taken.  Without a UUID, names of several hosts say nothing of each other."""
     known = {device.uuid for device in taken if device.uuid}
     return [device for device in devices if device.uuid not in known]

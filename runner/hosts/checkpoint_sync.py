@@ -13,7 +13,6 @@ import contextlib
 import fnmatch
 import os
 import stat
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -30,6 +29,7 @@ from ..storage.checkpoint_layouts import TEMPORARY
 from ..storage.checkpoints import Newest
 from ..storage.disk import delete, sync_one
 from ..storage.files import scan
+from .host_task import Round, StateFolder
 
 if TYPE_CHECKING:
     from .download import Taken
@@ -62,7 +62,7 @@ class Look:
 
 
 class Away(Protocol):
-    """What a checkpoint sync needs of a host.  Paths there are absolute."""
+    """What a checkpoint sync needs of a host.  Paths there are below our root."""
 
     partial: bool
     """Whether a node is gone, or new, that may have had a part of what the others have."""
@@ -91,32 +91,6 @@ class Away(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SyncedState:
-    """One state of a running attempt: where it is here and there, and how its recipe wants it kept."""
-
-    name: str
-    here: Path
-    there: str
-    pattern: str | None  # of one checkpoint; None: the whole folder is one
-    every: float | None = None  # seconds
-    keep: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one look at a state came to, to be reported."""
-
-    state: str
-    brought: tuple[str, ...] = ()
-    size: int = 0  # bytes that travelled
-    seconds: float = 0.0
-    passed: tuple[tuple[str, str], ...] = ()  # (checkpoint, why it does not count), each shown once
-    pruned: tuple[str, ...] = ()  # deleted there
-    warning: str = ""  # of a disk, shown once until it is better
-    problem: str = ""  # what kept it from being done; it is tried again
-
-
 @dataclass(slots=True)
 class _Seen:
     """What a checkpoint sync remembers of one state between rounds."""
@@ -133,7 +107,7 @@ class CheckpointSync:
     def __init__(
         self,
         away: Away,
-        states: Sequence[SyncedState],
+        states: Sequence[StateFolder],
         tell: Callable[[Round], None],
         *,
         world: int | None = None,
@@ -165,14 +139,13 @@ class CheckpointSync:
         for state in self._states:
             await self._round(state, over=True, tries=TRIES)
 
-    async def _rounds(self, state: SyncedState) -> None:
+    async def _rounds(self, state: StateFolder) -> None:
         while True:
             await self._pause(state.every or EVERY)
             await self._round(state)
 
-    async def _round(self, state: SyncedState, *, over: bool = False, tries: int = 1) -> None:
-        began = time.monotonic()
-        doing = _Doing(state.name)
+    async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
+        doing = Round()
         async with self._seen[state.name].lock:
             try:
                 await retry_async(lambda: self._bring(state, doing, over=over), backoff(Unreachable, tries, 1.0, 30.0), self._pause)
@@ -181,17 +154,16 @@ class CheckpointSync:
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
                         await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
-        self._tell(doing.summary(time.monotonic() - began))
+        self._tell(doing)
 
-    async def _restore(self, state: SyncedState) -> Newest:
-        began = time.monotonic()
-        doing = _Doing(state.name)
+    async def _restore(self, state: StateFolder) -> Newest:
+        doing = Round()
         async with self._seen[state.name].lock:
-            look = await self._away.look(state.there)
+            look = await self._away.look(state.below)
             await asyncio.to_thread(_afresh, state, None)
             if look.files:
                 await self._bring(state, doing, over=True, newer=True)
-                look = await self._away.held(state.there)
+                look = await self._away.held(state.below)
             there = _parts(look.files, state.pattern)
             found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
@@ -203,19 +175,19 @@ class CheckpointSync:
                     f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}", fix="free some space there"
                 )
             for name in wrong:
-                doing.size += await self._away.put(_below(state.here, name), _join(state.there, name))
+                doing.size += await self._away.put(_below(state.here, name), _join(state.below, name))
             if wrong:
-                there = _parts((await self._away.held(state.there)).files, state.pattern)
+                there = _parts((await self._away.held(state.below)).files, state.pattern)
                 for name in wrong:
                     await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
-        self._tell(doing.summary(time.monotonic() - began))
+        self._tell(doing)
         return found
 
-    async def _bring(self, state: SyncedState, doing: _Doing, *, over: bool, newer: bool = False) -> None:
+    async def _bring(self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False) -> None:
         """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
-        look = await self._away.look(state.there)
+        look = await self._away.look(state.below)
         there = _parts(look.files, state.pattern)
         await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
         age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
@@ -244,26 +216,26 @@ class CheckpointSync:
             await self._care(state, names, good, there, look, doing)
         await asyncio.to_thread(delete, incoming)
 
-    async def _closed(self, state: SyncedState, name: str, listing: Listing) -> bool:
+    async def _closed(self, state: StateFolder, name: str, listing: Listing) -> bool:
         """Whether the newest one there is as it was a while ago."""
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
             await self._pause(SETTLE)
-            now = _parts((await self._away.look(state.there)).files, state.pattern).get(name, {})
+            now = _parts((await self._away.look(state.below)).files, state.pattern).get(name, {})
             seen.newest = name, now
             return now == listing
         return True
 
     async def _take(
-        self, state: SyncedState, name: str, listing: Listing, incoming: Path, doing: _Doing, *, over: bool, before: tuple[str, Listing] = ("", {})
+        self, state: StateFolder, name: str, listing: Listing, incoming: Path, doing: Round, *, over: bool, before: tuple[str, Listing] = ("", {})
     ) -> bool:
         """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
         target = incoming / (name or WHOLE)
         try:
-            doing.size += await self._away.bring(_join(state.there, name), target)
+            doing.size += await self._away.bring(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError):
             # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
-            if _parts((await self._away.look(state.there)).files, state.pattern).get(name) == listing:
+            if _parts((await self._away.look(state.below)).files, state.pattern).get(name) == listing:
                 raise
             return False
         if _is_checkpoint(name, state.pattern) and (self._away.partial or not (name == "" and over)):
@@ -277,7 +249,7 @@ class CheckpointSync:
                     self._seen[state.name].bad[name] = listing
                     doing.passed.append((name, why))
                 return False
-        if not over and _parts((await self._away.look(state.there)).files, state.pattern).get(name) != listing:
+        if not over and _parts((await self._away.look(state.below)).files, state.pattern).get(name) != listing:
             await asyncio.to_thread(delete, target)
             return False
         await asyncio.to_thread(_place, target, _below(state.here, name), listing)
@@ -285,7 +257,7 @@ class CheckpointSync:
         return True
 
     async def _care(
-        self, state: SyncedState, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: _Doing
+        self, state: StateFolder, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: Round
     ) -> None:
         """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
         if state.pattern is None:
@@ -300,8 +272,7 @@ class CheckpointSync:
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
             old = [name for name in old if name != spared]
         if old:
-            await self._away.remove([_join(state.there, name) for name in old])
-            doing.pruned += old
+            await self._away.remove([_join(state.below, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
         seen = self._seen[state.name]
         level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
@@ -317,7 +288,7 @@ class OverHostStore:
         self._host_store = host_store
 
     async def look(self, path: str) -> Look:
-        found, free, total = await self._host_store.look(path)
+        found, free, total = await self._host_store.look(self._at(path))
         files = {name: (LINK if link else size, written) for name, size, written, link in found if not {"", ".", ".."} & set(name.split("/"))}
         return Look(files, free, total)
 
@@ -332,12 +303,12 @@ class OverHostStore:
 
     async def taken(self, path: str) -> Taken:
         """What a file or folder there is, hashed there.  Raises Vanished where the state is not there at all."""
-        folder, _, name = path.rpartition("/")
+        folder, _, name = self._at(path).rpartition("/")
         return (await self._host_store.take(folder, ((name, False),))).outputs[name]
 
     async def fetch(self, path: str, taken: Taken, target: Path) -> int:
         """Copy what `taken` found, or a part of it.  Its bytes."""
-        await self._host_store.fetch(path, taken, str(target))
+        await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_ours, target)
         return taken.size
 
@@ -345,11 +316,14 @@ class OverHostStore:
         content = await asyncio.to_thread(scan, source)
         size = _total(await asyncio.to_thread(_listing, source))
         await self._host_store.send({content: str(source)})
-        await self._host_store.release(content, path)
+        await self._host_store.release(content, self._at(path))
         return size
 
     async def remove(self, paths: Sequence[str]) -> None:
-        await self._host_store.remove(paths)
+        await self._host_store.remove([self._at(path) for path in paths])
+
+    def _at(self, path: str) -> str:
+        return f"{self._host_store.root}/{path}"
 
 
 class CheckpointPruner:
@@ -392,20 +366,6 @@ def strained(free: int, total: int, need: int) -> tuple[int, str]:
     if total and free < LOW * total:
         return 1, f"the disk is nearly full: {about(free)} of {about(total)} are free"
     return 0, ""
-
-
-@dataclass(slots=True)
-class _Doing:
-    state: str
-    brought: list[str] = field(default_factory=list)
-    size: int = 0
-    passed: list[tuple[str, str]] = field(default_factory=list)
-    pruned: list[str] = field(default_factory=list)
-    warning: str = ""
-    problem: str = ""
-
-    def summary(self, seconds: float) -> Round:
-        return Round(self.state, tuple(self.brought), self.size, seconds, tuple(self.passed), tuple(self.pruned), self.warning, self.problem)
 
 
 def _words(error: Exception) -> str:
@@ -466,14 +426,14 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if name else folder
 
 
-def _whole(state: SyncedState) -> dict[str, Listing]:
+def _whole(state: StateFolder) -> dict[str, Listing]:
     """The checkpoints here that count."""
     if state.pattern is None:
         return _listings(state.here, None)
     return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
 
 
-def _afresh(state: SyncedState, going: Collection[str] | None = ()) -> None:
+def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
     """Clear what a kill left, but for what a copy can resume from (None: any), and for what was moved aside and not yet replaced."""
     incoming = _incoming(state)
     incoming.mkdir(parents=True, exist_ok=True)
@@ -524,5 +484,5 @@ def _date(path: Path, listing: Listing) -> None:
         os.utime(path, ns=(latest, latest))
 
 
-def _incoming(state: SyncedState) -> Path:
+def _incoming(state: StateFolder) -> Path:
     return state.here.parent / ".incoming" / state.name

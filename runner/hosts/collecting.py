@@ -42,7 +42,8 @@ class Collector:
         if harvest.changed:
             self._folder.contents.difference_update(harvest.changed)
             return TaskResult(exit, problem="input", words=f"it changed its input {_called(task.attempt, harvest.changed[0])}")
-        if self._host_store.neighbour.reads and (words := await asyncio.to_thread(self._tampered)):
+        in_place = self._host_store.neighbour.reads  # it may have read an input here
+        if in_place and (words := await asyncio.to_thread(task.attempt.tampered, self._ws.cache, self._ws.objects)):
             return TaskResult(exit, problem="input", words=words)
         noted = task.attempt.taken()  # by a worker that was killed while the host put them away
         found: dict[str, str] = {}
@@ -76,10 +77,6 @@ class Collector:
         if stayed := {found[name] for name, _, flags in outputs if flags & TEMPORARY and name in found and name in noted}:
             await self._folder.look_for(stayed)
         return TaskResult(exit, found)
-
-    def _tampered(self) -> str:
-        """Which input here, that it may have read in place, is not what it was given, in words."""
-        return self._task.attempt.tampered(self._ws.cache, self._ws.objects)
 
     async def remains(self) -> None:
         """What a failed attempt wrote, as far as it is small: somebody will want to look at it, and it does not stay there."""

@@ -21,7 +21,7 @@ from . import interpreters
 from .away import Away
 from .client import Client, there
 from .resting import LACKS
-from .sites import Site
+from .sites import Shell, Site
 
 if TYPE_CHECKING:
     from .transfer import HostStore
@@ -94,7 +94,7 @@ class Connector:
         """This machine.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
-        return Site(ws, "local", local, ws.machine(), lambda: ws.devices, python=python, path=path, login=ws.environ)
+        return Site(ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ))
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -158,20 +158,8 @@ class Connector:
             path = f"{folder}:{path}"
         login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
-        site = Away(
-            self._ws,
-            name,
-            jobs,
-            room,
-            seen,
-            host_store,
-            slots=slots,
-            python=python,
-            version=facts.get("VERSION", ""),
-            path=path,
-            login=login,
-            say=self._say,
-        )
+        shell = Shell(python, path, login, facts.get("VERSION", ""))
+        site = Away(self._ws, name, jobs, room, seen, host_store, shell, slots, self._say)
         site.address = host.address if isinstance(host, Addressed) else ""
         return site
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from drivers.base import HostLost, Throttled, Unreachable
 
-from ..retry import pause, retry_async
+from ..retry import Policy, pause, retry_async
 
 _T = TypeVar("_T")
 OUT_OF_SIGHT: Final = 900.0
@@ -47,7 +48,7 @@ class RemoteContact(Contact):
                 self.silent = False
             return answer
 
-        return await retry_async(once, _until_seen)
+        return await retry_async(once, patient())
 
     def _unseen(self, error: Unreachable) -> None:
         """The host could not be reached.  Raises HostLost when that takes too long."""
@@ -59,10 +60,12 @@ class RemoteContact(Contact):
             raise HostLost(f"{self.name} could not be reached for {OUT_OF_SIGHT / 60:.0f} minutes: {error}") from error
 
 
-def throttled(error: Exception, _tried: int) -> float | None:
-    """A policy: a provider that was asked too often says how long to wait."""
-    return error.after.total_seconds() if isinstance(error, Throttled) else None
+def patient(tries: float = math.inf) -> Policy:
+    """A policy for calls of a driver: what was throttled waits as long as the provider says, what did not get through waits longer each time."""
 
+    def policy(error: Exception, tried: int) -> float | None:
+        if isinstance(error, Throttled):
+            return error.after.total_seconds()
+        return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) and tried < tries else None
 
-def _until_seen(error: Exception, tried: int) -> float | None:
-    return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) else throttled(error, tried)
+    return policy

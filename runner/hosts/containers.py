@@ -135,9 +135,9 @@ async def detect(
             if _for_client(name) and value:
                 env[name] = value
         elif word in ("docker", "podman", *cluster_containers.KINDS):
-            found = _read_info(word, rest, facts, env, tuple(flags), tuple(args))
+            found = _read_info(word, rest, facts)
             if isinstance(found, Engine):
-                return found
+                return replace(found, flags=tuple(flags), args=tuple(args), env=env)
             missing.append(found)
         elif word == "missing":
             missing.append(f"{rest} is not installed")
@@ -149,11 +149,11 @@ async def detect(
     )
 
 
-def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str, str], flags: tuple[str, ...], args: tuple[str, ...]) -> Engine | str:
+def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
     """One answer of `_DETECT`: the path of a program, TAB, what `info` of it said.  Words when it does not work."""
     path, _, text = rest.partition("\t")
     if kind in cluster_containers.KINDS:
-        return _of_cluster(kind, path, text, facts, env, flags, args)
+        return _of_cluster(kind, path, text, facts)
     try:
         info = json.loads(text)
     except ValueError:
@@ -173,26 +173,21 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str], env: Mapping[str,
         rootless = bool(info["host"]["security"]["rootless"])
         gpus = "cdi" if facts.get("cdi") == "yes" else ""
         version = str(info["version"]["Version"])
-        init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and _at_least(version, (4, 8)))  # which looks for catatonit in more places
+        in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (4, 8)  # where it looks for catatonit
+        init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and in_more_places)
     # A rootless Docker has its user as root inside; a rootless Podman keeps the number, by a flag.
     user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
-    return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory, flags, args, dict(env))  # type: ignore[arg-type]
+    return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory)  # type: ignore[arg-type]
 
 
-def _of_cluster(
-    kind: str, path: str, text: str, facts: Mapping[str, str], env: Mapping[str, str], flags: tuple[str, ...], args: tuple[str, ...]
-) -> Engine | str:
+def _of_cluster(kind: str, path: str, text: str, facts: Mapping[str, str]) -> Engine | str:
     """The same for an engine that says its version alone."""
     version = re.search(r"\d+(\.\d+)+", text)
     if version is None:
         return f"{path} does not work: {text.strip() or 'it said nothing'}"
     cards = int(facts.get("cards") or 0)
     gpus: Literal["", "own"] = "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
-    return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus, flags=flags, args=args, env=dict(env))  # type: ignore[arg-type]
-
-
-def _at_least(version: str, least: tuple[int, int]) -> bool:
-    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= least
+    return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus)  # type: ignore[arg-type]
 
 
 async def resolve(host: Client, engine: Engine, image: str, say: Callable[[str], None] | None = None) -> Image:

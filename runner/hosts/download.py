@@ -14,11 +14,12 @@ from typing import NamedTuple, cast
 from drivers.base import Unreachable
 
 from ..agent.neighbours import copy
+from ..agent.trees import digest_of
 from ..errors import Corrupt, Infrastructure
 from ..language.units import about
 from ..storage.files import Entry, no_space
 from .manifests import folders, untrusted
-from .read_range import chunks, digest
+from .read_range import chunks
 from .wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
 
 LEAST, FILES = 1 << 20, 4096
@@ -47,9 +48,9 @@ class _Span(NamedTuple):
 class Fetch:
     """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
 
-    def __init__(self, wire: Wire, chunk: int, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
+    def __init__(self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
         """`near`: the path there is one that we see, too."""
-        self._wire, self._chunk, self._path, self._taken, self._target = wire, chunk, path, taken, target
+        self._wire, self._path, self._taken, self._target = wire, path, taken, target
         self._seen = near
         self._near = f"{target}.coming"
         self._tree = taken.content[:1] == "t"
@@ -122,25 +123,25 @@ class Fetch:
         """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""
         near = self._at(entry)
         size = os.lstat(near).st_size
-        if size == entry.size and await asyncio.to_thread(digest, near) == entry.value:
+        if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
-        if entry.size <= self._chunk or size < self._chunk or not os.path.isfile(near):
+        if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(near):
             os.unlink(near)
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask("chunks", folder, name, self._chunk, "", "", 0, read=chunks_of)
+        asked = self._wire.ask("chunks", folder, name, self._wire.chunk, "", "", 0, read=chunks_of)
         try:
-            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._chunk))
+            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._wire.chunk))
         except Gone:
             raise self._changed(entry) from None
         wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
         if not wrong:
             raise self._changed(entry)
-        starts = [at * self._chunk for at in wrong if at * self._chunk < entry.size]
-        self._holes[entry.path] = [_Span(entry, start, min(self._chunk, entry.size - start)) for start in starts]
+        starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
+        self._holes[entry.path] = [_Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts]
 
     async def _judge(self) -> None:
         """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
@@ -148,7 +149,7 @@ class Fetch:
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
         async def judge(entry: Entry) -> None:
-            if (hashed[entry.path] or await asyncio.to_thread(digest, self._at(entry))) == entry.value:
+            if (hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]
             else:
@@ -168,9 +169,9 @@ class Fetch:
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
-            if self._wire.far and span.size > self._chunk:
+            if self._wire.far and span.size > self._wire.chunk:
                 self._holes[span.entry.path].remove(span)
-                cut = [span._replace(start=at, size=min(self._chunk, span.start + span.size - at)) for at in _steps(span, self._chunk)]
+                cut = [span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at)) for at in _steps(span, self._wire.chunk)]
                 self._holes[span.entry.path] += cut
                 found += [[each] for each in cut]
                 continue

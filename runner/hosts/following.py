@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,14 @@ class Follower:
 
     async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
         """The job's end.  Until then what it prints and measures comes here; other work `beside` goes on as long."""
-        doing = [self._log(), self._file(self._there.host, self._here.host, SAMPLED, SAMPLED), *beside]
+        # What is printed first at once: a step that is over by then is not asked twice.
+        doing = [
+            _again(self._append, FIRST_GLANCE),
+            _again(partial(self._file, self._there.host, self._here.host), SAMPLED, SAMPLED, SAMPLED),
+            *beside,
+        ]
         if self.task.metrics is not None and self.task.metrics.in_environment:
-            doing.append(self._file(self._there.metrics, self._here.metrics))
+            doing.append(_again(partial(self._file, self._there.metrics, self._here.metrics), GLANCE))
         futures = [asyncio.ensure_future(each) for each in doing]
         try:
             exit: Exit | None = None
@@ -69,30 +75,27 @@ class Follower:
             target.unlink(missing_ok=True)  # an earlier worker may have brought it
             _append(str(target), data)
 
-    async def _log(self) -> None:
-        """Append what the job prints to its log here, as long as we are not cancelled."""
-        pause = FIRST_GLANCE
-        while True:
-            await asyncio.sleep(pause)  # first: a step that is over by then is not asked twice
-            with contextlib.suppress(Unreachable):  # who waits for the end says so
-                pause = GLANCE if await self._append() else min(LONGEST_GLANCE, pause * 1.3)
-
     async def _append(self) -> bool:
-        """All that is there by now; whether there was anything."""
+        """All that was printed by now; whether there was anything."""
         grown = False
         while data := await self._host.log(self._job, _size(self._here.log)):
             _append(self._here.log, data)
             grown = True
         return grown
 
-    async def _file(self, path: str, target: str, least: float = GLANCE, most: float = LONGEST_GLANCE) -> None:
-        pause = least
-        while True:
-            await asyncio.sleep(pause)
-            with contextlib.suppress(Unreachable):
-                data = await self._host_store.read(path, _size(target), limit=ROOM)
-                _append(target, data)
-                pause = least if data else min(most, pause * 1.3)
+    async def _file(self, path: str, target: str) -> bool:
+        """What a file there has grown by; whether it has."""
+        data = await self._host_store.read(path, _size(target), limit=ROOM)
+        _append(target, data)
+        return bool(data)
+
+
+async def _again(look: Callable[[], Awaitable[bool]], pause: float, least: float = GLANCE, most: float = LONGEST_GLANCE) -> None:
+    """Look, first after `pause` seconds, then again and again, less often while there is nothing new, as long as we are not cancelled."""
+    while True:
+        await asyncio.sleep(pause)
+        with contextlib.suppress(Unreachable):  # who waits for the end says so
+            pause = least if await look() else min(most, pause * 1.3)
 
 
 def _append(path: str, data: bytes) -> None:

@@ -18,7 +18,7 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 from ..storage.disk import delete
 from ..storage.workspace import Workspace
 from . import launch, rendezvous
-from .away import Away, synced
+from .away import Away
 from .capacity import LONGEST_QUESTION, Capacity, Pick
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
@@ -98,16 +98,7 @@ class Group(Site):
     def __init__(self, members: Sequence[Away]) -> None:
         first = members[0]
         name = ", ".join(each.name for each in members)
-        super().__init__(
-            first.ws,
-            name,
-            first.host,
-            first.capacity.machine,
-            lambda: first.capacity.devices,
-            python=first.python,
-            path=first.path,
-            login=first.login,
-        )
+        super().__init__(first.ws, name, first.host, first.capacity.machine, lambda: first.capacity.devices, first.shell)
         self._members = tuple(members)
         self._gone: dict[Site, str] = {}
         self.contact = first.contact
@@ -202,8 +193,8 @@ class Group(Site):
         from .checkpoint_sync import CheckpointSync, OverHostStore
         from .state_union import OverNodes
 
-        nodes = OverNodes([(each.folder.root, OverHostStore(each.host_store)) for each in self._members], task.say)
-        return CheckpointSync(nodes, synced(task.states, ""), task.round, world=task.processes)
+        nodes = OverNodes([OverHostStore(each.host_store) for each in self._members], task.say)
+        return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
     async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
         """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""

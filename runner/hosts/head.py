@@ -10,12 +10,14 @@ from drivers.base import DriverError, Lease, Offer, Traits, Visiting
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
 from . import rendezvous
-from .capacity import apart
+from .capacity import others
 from .connect import Connector
 from .leases import driver_of
 from .rendezvous import Node
 
 if TYPE_CHECKING:
+    from drivers.devices import Device
+
     from ..planning.step import StepSpec
     from ..settings import Head
     from .sites import Site
@@ -82,3 +84,16 @@ class Heading:
                     await rendezvous.free(Node(site.name, site.host, site.address, site.python, compared=False), head.port)
             except (CannotRun, DriverError) as error:
                 raise Infrastructure(f"the head {head.host} cannot be used: {error}", fix=getattr(error, "fix", "") or fix) from error
+
+
+def apart(places: Sequence[Site], gpus: int) -> Sequence[Site]:
+    """Those of these places that have so many GPUs beside what the ones before them take: hosts on one machine have the same cards."""
+    if not gpus:
+        return places
+    found, taken = list["Site"](), list["Device"]()
+    for place in places:
+        own = others(place.capacity.devices, taken)[:gpus]
+        if len(own) == gpus:
+            found.append(place)
+            taken += own
+    return found

@@ -18,10 +18,9 @@ from ..errors import CannotRun
 from ..language.values import Tree
 from ..planning.step import RunSettings, StepSpec
 from . import launch
-from .sites import Site
+from .host_task import FOREVER
+from .sites import GRACE, Site
 
-GRACE = timedelta(seconds=10)
-FOREVER = timedelta(days=3650)
 INSTALL = "environment"
 """The kind of chore that makes one."""
 LOOK = timedelta(seconds=5)

@@ -16,7 +16,6 @@ from .staging import Attempt
 
 if TYPE_CHECKING:
     from ..storage.checkpoints import Newest
-    from .checkpoint_sync import Round
     from .output_sync import Synced
 
 FOREVER = timedelta(days=3650)
@@ -63,6 +62,17 @@ class StateFolder(NamedTuple):
     """Seconds between two looks for a new one."""
     keep: int | None
     """How many are kept."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What one look at a state came to, to be reported when it is over."""
+
+    brought: list[str] = field(default_factory=list)
+    size: int = 0  # bytes that travelled
+    passed: list[tuple[str, str]] = field(default_factory=list)  # (checkpoint, why it does not count), each shown once
+    warning: str = ""  # of a disk, shown once until it is better
+    problem: str = ""  # what kept it from being done; it is tried again
 
 
 async def _nothing() -> None:

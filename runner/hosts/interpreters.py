@@ -23,11 +23,11 @@ _ASK: Final = "import platform, sys; print(sys.executable); print(platform.pytho
 _PATIENCE: Final = 2.0
 """Seconds that a Python may take to say which it is."""
 _asked: dict[str, subprocess.Popen[str]] = {}
+"""Those that were asked, and whose answer was not read yet."""
 _said: dict[str, tuple[float, tuple[str, str]]] = {}
 """What interpreters answered, and when: a worker has many runs."""
 _HOLDS: Final = 60.0
 """Seconds for which such an answer is believed: what a shim leads to may be set to another."""
-"""Those that were asked, and whose answer was not read yet."""
 
 
 def chosen(asked: str, root: Path, environ: Mapping[str, str]) -> str:

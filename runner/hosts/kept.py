@@ -7,7 +7,6 @@ for rent and release.  A machine that has never been up is worth nothing: with i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from ..language.units import duration
 from ..settings import Stack
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow
-from .leases import LONG, SOON, Leases, lease_of, offer_of
+from .leases import LONG, SOON, Leases, ended, lease_of, offer_of
 from .money import committed
 
 FOREVER: Final = 32_503_680_000.0
@@ -160,38 +159,18 @@ class KeptLeases(Leases):
         if row.machine and (machine := self.ledger.row(row.machine)).state == "COMING":
             self._move(self.ledger.take(machine, self.holder), "UP")
 
-    async def release(self, row: LeaseRow, reason: str) -> bool:
-        """Give a lease back; the end of a use stops its machine.  True once that is proved.  Raises DriverError."""
+    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+        """Whether nothing of a lease is billed any more: the end of a use stops its machine."""
         if not row.machine or row.kept:
-            return await super().release(row, reason)
-        if row.state != "RELEASING":
-            row = self._move(row, "RELEASING", reason=reason)
-            crashpoint("release-intended")
-        self._ending.add(row.key)
-        try:
-            machine = self.ledger.row(row.machine)
-            if machine.state == "UP":
-                gone = await self._stopped(machine)
-            else:
-                gone = machine.state == "GONE" or await self.release(self.ledger.take(machine, self.holder), reason)
-        finally:
-            self._ending.discard(row.key)
-        if not gone:
-            return False
-        crashpoint("release-proved")
-        self._move(row, "GONE")
-        return True
+            return await super()._given_back(row, reason)
+        machine = self.ledger.row(row.machine)
+        if machine.state == "UP":
+            return await self._stopped(machine)
+        return machine.state == "GONE" or await self.release(self.ledger.take(machine, self.holder), reason)
 
     async def _stopped(self, machine: LeaseRow) -> bool:
-        """Whether the provider stops a machine, asked a few times."""
-        for tried in range(SOON):
-            if tried:
-                await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self.call(partial(self._pausing().stop, lease_of(machine)), SOON)
-            if gone:
-                break
-        crashpoint("release-asked")
-        return gone
+        """Whether the provider stops a machine."""
+        return await ended(self, partial(self._pausing().stop, lease_of(machine)))
 
     def stays_alive(self, row: LeaseRow) -> bool:
         """Whether the machine of a lease goes on running when a run has no use for it any more."""

@@ -100,32 +100,14 @@ def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str)
     words = [python, "-m", "accelerate.commands.launch"]
     if fields.get("config"):
         words += ["--config_file", str(fields["config"])]
-    words += [
-        "--num_processes",
-        str(world),
-        "--num_machines",
-        str(nodes),
-        "--mixed_precision",
-        str(fields.get("mixed_precision") or "no"),
-        "--dynamo_backend",
-        "no",
-    ]
+    precision = str(fields.get("mixed_precision") or "no")
+    words += ["--num_processes", str(world), "--num_machines", str(nodes), "--mixed_precision", precision, "--dynamo_backend", "no"]
     if world > 1:
         # Also without GPUs: `--cpu --num_processes 2` would silently run one process.
         words += ["--multi_gpu"]
     if nodes > 1:
-        address = scope["nodes"]["addresses"][0]
-        words += [
-            "--machine_rank",
-            str(rank),
-            "--main_process_ip",
-            address,
-            "--main_process_port",
-            PORT,
-            "--rdzv_backend",
-            "static",
-            "--same_network",
-        ]
+        words += ["--machine_rank", str(rank), "--main_process_ip", scope["nodes"]["addresses"][0], "--main_process_port", PORT]
+        words += ["--rdzv_backend", "static", "--same_network"]
     elif world > 1:
         words += ["--main_process_port", "0"]
     kind, name = ("module", fields["module"]) if fields.get("module") else ("script", fields["script"])

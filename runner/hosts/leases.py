@@ -36,7 +36,6 @@ from drivers.base import (
     Queueing,
     Rejected,
     Resources,
-    Throttled,
     Traits,
     Unreachable,
     Unsure,
@@ -47,10 +46,11 @@ from drivers.base import (
 from .. import extensions
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
-from ..retry import OnRetry, Policy, nothing, pause, retry_async
+from ..retry import OnRetry, nothing, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
+from .contact import patient
 from .money import ENDING, committed
 from .resting import FAILED, RESTS, TAKEN, denial, denied
 
@@ -107,17 +107,6 @@ def rents(name: str) -> bool:
     """Whether what a driver gives costs money, as far as that can be said without its settings."""
     traits: Traits = getattr(load(name, extensions.drivers(name)), "traits", Traits(priced=True))
     return traits.priced
-
-
-def patient(tries: int) -> Policy:
-    """A policy for calls of a driver: what was throttled waits as long as the provider says, what did not get through waits longer each time."""
-
-    def policy(error: Exception, tried: int) -> float | None:
-        if isinstance(error, Throttled):
-            return error.after.total_seconds()
-        return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) and tried < tries else None
-
-    return policy
 
 
 async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
@@ -257,9 +246,7 @@ class Leases:
             crashpoint("release-intended")
         self._ending.add(row.key)
         try:
-            # A place that costs nothing ends by itself, and its host may be gone for good.
-            lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
-            if lease is not None and not await self._ended(lease):
+            if not await self._given_back(row, reason):
                 return False
         finally:
             self._ending.discard(row.key)
@@ -267,16 +254,11 @@ class Leases:
         self._move(row, "GONE")
         return True
 
-    async def _ended(self, lease: Lease) -> bool:
-        """Whether the provider ends a machine, asked a few times."""
-        for tried in range(SOON):
-            if tried:
-                await asyncio.sleep(self.driver.traits.poll.total_seconds())
-            gone = await self.call(partial(self.driver.release, lease))
-            if gone:
-                break
-        crashpoint("release-asked")
-        return gone
+    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+        """Whether nothing of a lease is billed any more."""
+        # A place that costs nothing ends by itself, and its host may be gone for good.
+        lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
+        return lease is None or await ended(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
         """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
@@ -418,6 +400,18 @@ class Leases:
                 raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
 
         return await retry_async(readable, patient(tries), on_retry=on_retry)
+
+
+async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
+    for tried in range(SOON):
+        if tried:
+            await asyncio.sleep(leases.driver.traits.poll.total_seconds())
+        gone = await leases.call(ask)
+        if gone:
+            break
+    crashpoint("release-asked")
+    return gone
 
 
 async def _account(leases: Leases) -> Sequence[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..agent import trees
@@ -48,7 +49,7 @@ def untrusted(entries: Sequence[Entry]) -> str:
     targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
     for path, kind, size, value in entries:
         parts = path.split("/")
-        if "\0" in path or any(part in ("", ".", "..") or len(_encode(part)) > 255 for part in parts):
+        if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
             return f"{path!r} is no name of a file"
         if kind == "o":
             return f"{path!r} is neither a file nor a folder"
@@ -82,7 +83,3 @@ def _leads_out(path: str, targets: Mapping[str, str]) -> bool:
                 at.pop()
                 rest = target.split("/") + rest
     return False
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

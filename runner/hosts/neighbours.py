@@ -48,7 +48,7 @@ async def meet(wire: Wire, folder: str) -> Neighbour:
     note = f"{folder}/word-{word}"
     try:
         _write(note, word)
-        reads, theirs = await wire.ask("meet", note, word, read=_met)
+        reads, theirs = await wire.ask("meet", note, word, read=lambda answer: (bool(answer[0]), str(answer[1])))
     finally:
         delete(Path(note))
     shows = _read(theirs, len(word)) == word
@@ -60,11 +60,6 @@ def _write(path: str, word: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "x", encoding="ascii") as file:
         file.write(word)
-
-
-def _met(answer: Any) -> tuple[bool, str]:
-    reads, path = answer
-    return bool(reads), str(path)
 
 
 def _flags(answer: Any, count: int) -> list[bool]:

@@ -12,7 +12,8 @@ from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..retry import retry_async
 from ..storage.workspace import Workspace
-from .leases import SOON, driver_of, patient
+from .contact import patient
+from .leases import SOON, driver_of
 
 RUNNERS_UP: Final = 2
 CONFIRM: Final = 2.0

@@ -90,5 +90,4 @@ def _swap(new: Path, target: Path) -> None:
 
 def _clear(partial: str) -> None:
     for path in (partial, f"{partial}.coming"):
-        if os.path.lexists(path):
-            delete(Path(path))
+        delete(Path(path))

@@ -5,15 +5,13 @@ Asked over `Host.call` alone, and read as the lines of a stranger: what makes no
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from drivers import devices, machine
-from drivers.base import Accounted, Closing, Denied, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
-from drivers.devices import Device
+from drivers import machine
+from drivers.base import Accounted, Closing, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 
 from .engines import ENGINES
 from .stream import PYTHONS
@@ -142,13 +140,10 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
 
 
 def _refused(error: DriverError) -> Finding:
-    advice = {
-        Unreachable: "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more",
-        Denied: "",
-    }
     if isinstance(error, NoCapacity):
         return Finding("note", "offer", str(error))
-    return Finding("missing", "connection", str(error), next((words for kind, words in advice.items() if isinstance(error, kind)), ""))
+    advice = "is it switched on, and does the address lead there? `ssh` with the same user, name and port shows more"
+    return Finding("missing", "connection", str(error), advice if isinstance(error, Unreachable) else "")
 
 
 # --- reading
@@ -234,11 +229,6 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
     now = _one(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
         yield Finding("note", "clock", f"{int(now) - time.time():+.0f} s from ours", "set it: times in logs and reports will not fit together")
-
-
-def devices_here() -> tuple[Device, ...]:
-    """The GPUs that steps on this machine see, or are given."""
-    return devices.here(os.environ)
 
 
 def _gpus(facts: machine.Facts) -> Iterator[Finding]:

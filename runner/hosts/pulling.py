@@ -20,7 +20,7 @@ from ..storage.files import Content, Entry
 from ..storage.signed import Item, Signed, opens
 from .manifests import HEX, name_of, stamp_of
 from .upload import Sender
-from .wire import CorruptReply, Gone, Meter, Wire, nothing
+from .wire import CorruptReply, Gone, Meter, nothing
 
 BATCH, BATCH_BYTES = 500, 100_000_000_000
 """Objects that are signed for at once, at most, and bytes after which no more are: a signature is made when its object's turn is near."""
@@ -37,8 +37,8 @@ class Passed(Exception):
 class Puller:
     """Of one host.  `sender` sends to it by the same wire, and finds what earlier ones began."""
 
-    def __init__(self, wire: Wire, sender: Sender) -> None:
-        self._wire, self._sender = wire, sender
+    def __init__(self, sender: Sender) -> None:
+        self._wire, self._sender = sender.wire, sender
 
     async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
         """Have it there, as an object.  Answers its content, which is `known` where that is not empty; `learn` hears what is a secret from now on.

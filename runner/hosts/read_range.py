@@ -35,9 +35,3 @@ def chunks(path: str, size: int, chunk: int) -> list[str]:
             hasher.update(data)
         found.append(hasher.hexdigest())
     return found
-
-
-def digest(path: str) -> str:
-    """Of a file here, in hex."""
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -113,15 +114,9 @@ async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
         elif tell and why != AT_WORK:
             said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
     if leases.driver.traits.priced:
-        said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await _strangers(leases)]
+        with suppress(DriverError):  # the run itself meets what is wrong
+            said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await leases.strangers()]
     return said
-
-
-async def _strangers(leases: Leases) -> list[Lease]:
-    try:
-        return await leases.strangers()
-    except DriverError:
-        return []  # the run itself meets what is wrong
 
 
 def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:

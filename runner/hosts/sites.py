@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivers.base import Command, Exit, Job
 
@@ -39,6 +39,15 @@ PRUNING = 60.0
 """Seconds between looks at the checkpoints that a step writes on this disk."""
 
 
+class Shell(NamedTuple):
+    """What commands on a host begin with: the Python without a lock, the command path, the variables of the login, and which Python that is."""
+
+    python: str
+    path: str
+    login: Mapping[str, str]
+    version: str = ""
+
+
 class Site:
     """A host that sees our disk: attempts run where they are made."""
 
@@ -49,19 +58,17 @@ class Site:
         host: Client,
         machine: Mapping[str, float],
         devices: Callable[[], Sequence[Device]],
-        *,
+        shell: Shell,
         slots: int | None = None,
-        python: str,
-        path: str,
-        login: Mapping[str, str],
     ) -> None:
-        self.ws, self.name, self.host, self.python, self.path = ws, name, host, python, path
+        self.ws, self.name, self.host, self.shell = ws, name, host, shell
+        self.python, self.path = shell.python, shell.path
         self.capacity = Capacity(machine, devices, slots, host.free)
         self.contact = Contact()
         self.folder = Folder(ws)
         self.installer = sys.executable
         """The Python that makes environments from locks."""
-        self.login = variables.inherited(login)
+        self.login = variables.inherited(shell.login)
         """What every step gets of the variables of the login there."""
         self.elsewhere = "" if name == "local" else name
         """The name of a machine that is not this one."""

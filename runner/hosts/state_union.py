@@ -21,19 +21,19 @@ _T = TypeVar("_T")
 
 
 class OverNodes:
-    """`checkpoint_sync.Away` over the nodes of one attempt, by rank, each with our root there, below which paths are.
+    """`checkpoint_sync.Away` over the nodes of one attempt, by rank.
 
     A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
     """
 
-    def __init__(self, nodes: Sequence[tuple[str, OverHostStore]], say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Sequence[OverHostStore], say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self._warned: set[str] = set()
         self.partial = False
 
     async def look(self, path: str) -> Look:
         """What any node has; of a file that several have, that of the first."""
-        looks = await self._each(lambda root, node: node.look(f"{root}/{path}"))
+        looks = await self._each(lambda node: node.look(path))
         merged: dict[str, tuple[int, int]] = {}
         for look in reversed(list(looks.values())):
             merged.update(look.files)
@@ -41,7 +41,7 @@ class OverNodes:
 
     async def held(self, path: str) -> Look:
         """What every node has in the same bytes, with the time that the first knows; of a folder in the state all or nothing."""
-        looks = list((await self._each(lambda root, node: node.look(f"{root}/{path}"))).values())
+        looks = list((await self._each(lambda node: node.look(path))).values())
         first, others = looks[0], looks[1:]
         same = {name: known for name, known in first.files.items() if all(each.files.get(name, ())[:1] == known[:1] for each in others)}
         for top in sorted({name.partition("/")[0] for name in same}):
@@ -54,7 +54,7 @@ class OverNodes:
         if not taken:
             raise Rejected(f"{path} is gone")
         (first, whole), *others = taken.items()
-        size = await self._fetch(first, path, whole, target)
+        size = await self._nodes[first].fetch(path, whole, target)
         have = {entry.path: entry for entry in whole.entries}
         for rank, each in others:
             new = [entry for entry in each.entries if entry.path not in have]
@@ -66,15 +66,15 @@ class OverNodes:
         return size
 
     async def put(self, source: Path, path: str) -> int:
-        return sum((await self._each(lambda root, node: node.put(source, f"{root}/{path}"))).values())
+        return sum((await self._each(lambda node: node.put(source, path))).values())
 
     async def remove(self, paths: Sequence[str]) -> None:
-        await self._each(lambda root, node: node.remove([f"{root}/{path}" for path in paths]))
+        await self._each(lambda node: node.remove(paths))
 
     async def _taken(self, path: str) -> dict[int, Taken]:
-        async def taken(root: str, node: OverHostStore) -> Taken:
+        async def taken(node: OverHostStore) -> Taken:
             try:
-                return await node.taken(f"{root}/{path}")
+                return await node.taken(path)
             except Vanished:
                 self.partial = True
                 return Taken()
@@ -86,7 +86,7 @@ class OverNodes:
         part = Path(f"{target}.node-{rank}")
         delete(part)
         some = replace(taken, entries=tuple(new), content=files.tree_id(new), size=sum(entry.size for entry in new if entry.kind in "fx"))
-        size = await self._fetch(rank, path, some, part)
+        size = await self._nodes[rank].fetch(path, some, part)
         for entry in new:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,6 @@ class OverNodes:
         delete(part)
         return size
 
-    async def _fetch(self, rank: int, path: str, taken: Taken, target: Path) -> int:
-        root, node = self._nodes[rank]
-        return await node.fetch(f"{root}/{path}", taken, target)
-
     def _differ(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
         called = path.rpartition("/")[2]
         if called not in self._warned:
@@ -108,13 +104,13 @@ class OverNodes:
             some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             self._say(f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept")
 
-    async def _each(self, ask: Callable[[str, OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
+    async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
         """What each node answers, by rank, but those that are lost."""
         lost: list[HostLost] = []
 
         async def one(rank: int) -> tuple[int, _T] | None:
             try:
-                return rank, await ask(*self._nodes[rank])
+                return rank, await ask(self._nodes[rank])
             except HostLost as error:
                 lost.append(error)
                 self.partial = True

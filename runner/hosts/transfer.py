@@ -1,7 +1,7 @@
 """Move contents between here and one host, and know what that host keeps of ours.
 
-A `HostStore` is the other end of the object store: the same names below its root on the host, made there from what is sent (`sending`), hashed there
-before anybody uses it, and brought home from there (`fetching`).
+A `HostStore` is the other end of the object store: the same names below its root on the host, made there from what is sent (`upload`), hashed there
+before anybody uses it, and brought home from there (`download`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Corrupt, Infrastructure
 from ..storage import files, tar
@@ -19,7 +19,6 @@ from ..storage.files import Content, Entry
 from . import neighbours
 from .download import Fetch, Taken
 from .manifests import name_of, place_of, stamp_of, untrusted
-from .neighbours import Neighbour
 from .upload import Sender
 from .wire import CorruptReply, Gone, Wire, nothing, words_of
 
@@ -60,7 +59,7 @@ class Vanished(Corrupt):
     """A folder there is not there any more, or never was."""
 
 
-class HostStore:
+class HostStore(Sender):
     """What one host keeps of ours below the root that `wire` asks about.
 
     `recall` answers the manifest of a tree that the host may have, when somebody here remembers it.  `folder` is one of ours, by which a host is
@@ -76,9 +75,7 @@ class HostStore:
         recall: Callable[[str], Sequence[Entry] | None] = lambda _content: None,
         folder: str = "",
     ) -> None:
-        self.wire = wire
-        self.neighbour = Neighbour(wire)
-        self._sender = Sender(wire, recall)
+        super().__init__(wire, recall)
         self._folder = folder
         self._pulling = asyncio.Semaphore(PULLS)
 
@@ -87,21 +84,11 @@ class HostStore:
         """Where ours begins there."""
         return self.wire.root
 
-    @property
-    def chunk(self) -> int:
-        """Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
-        return self._sender.pieces.chunk
-
-    @chunk.setter
-    def chunk(self, size: int) -> None:
-        self._sender.pieces.chunk = size
-
     async def open(self) -> None:
         """Make the folders there, and find out where they are."""
         await self.wire.open()
         if self._folder:
             self.neighbour = await neighbours.meet(self.wire, self._folder)
-            self._sender.neighbour = self.neighbour
 
     async def aclose(self) -> None:
         """End what answers us there."""
@@ -113,18 +100,6 @@ class HostStore:
         """Where an object is there, if it does."""
         return f"{self.root}/{place_of(content)}"
 
-    async def have(self, contents: Collection[str]) -> set[str]:
-        """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
-        return await self._sender.have(contents)
-
-    async def expect(self, contents: Collection[str]) -> None:
-        """Ask how these stand there, before any is sent: that need not be asked then."""
-        await self._sender.expect(contents)
-
-    async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
-        """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
-        await self._sender.send(sources, manifests or {})
-
     async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
         """Let the host have an input from its bucket, as an object.  Answers its content, which is `known` where that is not empty.
 
@@ -133,11 +108,11 @@ class HostStore:
         from .pulling import Puller
 
         async with self._pulling:
-            return await Puller(self.wire, self._sender).pull(source, known, learn)
+            return await Puller(self).pull(source, known, learn)
 
     async def fetch(self, path: str, taken: Taken, target: str) -> None:
         """Bring what `take` found at `path` there to `target` here, which must not exist.  A part that came earlier is not fetched again."""
-        await Fetch(self.wire, self.chunk, path, taken, target, near=self.neighbour.shows).run()
+        await Fetch(self.wire, path, taken, target, near=self.neighbour.shows).run()
 
     # -- attempts
 
@@ -175,12 +150,11 @@ class HostStore:
     async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
         """What an attempt at `path` made: for each of `outputs` (its name there, and whether it has to be a folder) what it is, hashed there."""
         try:
-            seen, changed = await self.wire.ask("take", path, [name for name, _ in outputs], read=lambda answer: _taken(answer, len(outputs)))
+            found, changed = await self.wire.ask("take", path, [name for name, _ in outputs], read=lambda answer: _taken(answer, outputs))
         except Gone:
             raise Vanished(f"{path} is not on {self.wire.name} any more", fix="run the step again") from None
-        outcome = {name: _judged(name, folder, one) for (name, folder), one in zip(outputs, seen, strict=True)}
         objects = f"{self.root}/objects/"
-        return Harvest(outcome, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))
+        return Harvest(found, tuple(_content(name) if name.startswith(objects) else name.removeprefix(f"{path}/") for name in changed))
 
     async def remains(self, path: str, *, each: int, all: int, count: int) -> tuple[dict[str, bytes], int]:
         """Small files of the attempt at `path` by name, at most `count`, of `each` bytes and together `all`; and how many others it has."""
@@ -239,12 +213,12 @@ class HostStore:
         except Gone:
             raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
 
-    async def sweep(self, keep: Collection[str] = (), *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
-        """Delete objects not used since then, unless an attempt there leads to them or `keep` has them, and states that were not written to.
+    async def sweep(self, *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
+        """Delete objects not used since then, unless an attempt there leads to them, and states that were not written to.
 
         Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
         """
-        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), list(map(name_of, keep)), read=int)
+        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), read=int)
 
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
@@ -257,27 +231,11 @@ def _content(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-class _Seen(NamedTuple):
-    """What a host says is at one output: `kind` is f, x, d (a folder), - (nothing) or o (something else)."""
-
-    kind: str
-    entries: tuple[Entry, ...]
-
-
-def _taken(answer: Any, count: int) -> tuple[list[_Seen], list[str]]:
+def _taken(answer: Any, outputs: Sequence[tuple[str, bool]]) -> tuple[dict[str, Taken], list[str]]:
     found, changed = answer
-    if len(found) != count:
+    if len(found) != len(outputs):
         raise ValueError
-    return [_seen(kind, rows) for kind, rows in found], words_of(changed)
-
-
-def _seen(kind: str, rows: Sequence[Sequence[Any]]) -> _Seen:
-    if kind not in ("-", "o", "f", "x", "d"):
-        raise ValueError
-    found = tuple(Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows)
-    if any(entry.kind not in ("f", "x", "l", "d", "o") for entry in found) or (kind in "fx" and len(found) != 1):
-        raise ValueError
-    return _Seen(kind, found)
+    return {name: _judged(name, folder, kind, rows) for (name, folder), (kind, rows) in zip(outputs, found, strict=True)}, words_of(changed)
 
 
 def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
@@ -285,19 +243,22 @@ def _look(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     return [(str(name), max(0, int(size)), int(written), bool(link)) for name, size, written, link in found], int(free), int(total)
 
 
-def _judged(name: str, folder: bool, seen: _Seen) -> Taken:
-    """One output, as content or in words."""
-    if seen.kind == "-":
+def _judged(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
+    """One output, as content or in words.  A host says that it is f, x, d (a folder), - (nothing) or o (something else), and what is in it."""
+    entries = tuple(Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows)
+    if kind not in ("-", "o", "f", "x", "d") or any(entry.kind not in ("f", "x", "l", "d", "o") for entry in entries):
+        raise ValueError
+    if kind == "-":
         return Taken()
-    if seen.kind == "o":
+    if kind == "o":
         return Taken(problem=f"{name} is neither a file nor a folder")
-    if seen.kind != "d":
+    if kind != "d":
+        (only,) = entries
         if folder:
             return Taken(problem=f"declared output {name}/ is not a directory")
-        if trouble := untrusted([entry._replace(path="it") for entry in seen.entries]):
+        if trouble := untrusted([only._replace(path="it")]):
             return Taken(problem=f"{name}: {trouble}")
-        entry = Entry("", *seen.entries[0][1:])
-        return Taken(f"{entry.kind}:{entry.value}", (entry,), entry.size)
-    if trouble := untrusted(seen.entries):
+        return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
+    if trouble := untrusted(entries):
         return Taken(problem=f"{name}: {trouble}")
-    return Taken(files.tree_id(seen.entries), seen.entries, sum(entry.size for entry in seen.entries if entry.kind in "fx"))
+    return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx"))

@@ -29,10 +29,10 @@ class Likeness:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
-    async def build_on(self, cargo: Cargo, chunk: int, trees: Sequence[str]) -> None:
+    async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
         """Begin with what the likest tree there has in common with this one."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
-        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > chunk}
+        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self._wire.chunk}
         best, common = "", 0
         if cargo.size < _WORTH:
             return
@@ -61,15 +61,15 @@ class Likeness:
             values = {entry.path: entry.value for entry in older}
             cargo.older = {path: Older(f"{place_of(f't:{best[:64]}')}/{path}", values[path]) for path in alike}
 
-    async def build_files_on(self, cargo: Cargo, chunk: int, free: int, began: Collection[str]) -> None:
+    async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
         """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
         for entry in list(cargo.missing.values()):
-            if entry.size <= max(4 * chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
+            if entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
                 continue
             if cargo.size > free:
                 return
             blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
-            there = await self._wire.ask("alike", chunk, _SAMPLE, blocks, read=_alike)
+            there = await self._wire.ask("alike", self._wire.chunk, _SAMPLE, blocks, read=_alike)
             ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
             likeness = {name: sum(mine == its for mine, its in zip(ours, theirs, strict=False)) for name, theirs in there.items()}
             best = max(likeness, key=lambda name: likeness[name], default="")

@@ -1,29 +1,21 @@
-"""Files on their way into one folder of a host: what of them is there, and what is not.  Sends nothing."""
+"""Files on their way into one folder of a host: what of them is there, asked and compared by grains, and what is not.  Sends no files."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..storage.files import Entry
-from .manifests import stamp_of
+from ..agent.trees import digest_of
+from ..storage.files import Changed, Entry
+from .manifests import folders, stamp_of
+from .read_range import chunks
+from .wire import Wire, chunks_of, nothing
 
-CHUNK = 8 << 20
-"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
-_GRAINS = 4  # of a chunk: pieces in which a large file is compared, and sent again
-
-
-@dataclass(slots=True)
-class Pieces:
-    """In which pieces large files are compared and sent: bytes."""
-
-    chunk: int = CHUNK
-
-    @property
-    def grain(self) -> int:
-        return max(1, self.chunk // _GRAINS)
+GRAINS = 4
+"""Of a chunk: in which a large file is compared, and sent again."""
 
 
 class Older(NamedTuple):
@@ -74,3 +66,89 @@ class Cargo:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
             self._described = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
         return self._described
+
+
+def grain_of(wire: Wire) -> int:
+    """Bytes of a grain."""
+    return max(1, wire.chunk // GRAINS)
+
+
+class Arrivals:
+    """What has arrived on one host."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def survey(self, cargo: Cargo) -> None:
+        """Ask what of the missing has arrived, and leave out of `missing` what is right."""
+        cargo.rough = True
+        small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
+        if small:
+            there = await self._wire.ask(
+                "survey", cargo.folder, [entry.path for entry in small], read=lambda answer: [(kind, value) for kind, value in answer]
+            )
+            for entry, (kind, value) in zip(small, there, strict=False):
+                if kind == entry.kind and value == entry.value:
+                    del cargo.missing[entry.path]
+        await self.compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk])
+
+    async def compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
+        todo = iter([cargo.missing[path] for path in paths])
+
+        async def some() -> None:
+            for entry in todo:
+                await self._compare(cargo, entry)
+
+        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
+
+    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
+        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
+        older = cargo.older.get(entry.path, Older("", ""))
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain_of(self._wire), *older, entry.size, read=chunks_of)
+        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain_of(self._wire))
+        (size, theirs), ours = await asyncio.gather(asked, hashed)
+        cargo.grains[entry.path] = dict(enumerate(ours))
+        if size > entry.size:
+            await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
+            theirs = []
+        if not theirs:
+            cargo.holes[entry.path] = []
+            return
+        wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
+        if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
+            raise Changed(cargo.origin(entry))
+        if not wrong and entry.path in cargo.older:
+            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
+        if not wrong:
+            del cargo.missing[entry.path]
+            cargo.holes.pop(entry.path, None)
+            return
+        holes: list[tuple[int, int]] = []
+        for at in wrong:
+            if holes and sum(holes[-1]) == at:
+                holes[-1] = (holes[-1][0], holes[-1][1] + 1)
+            else:
+                holes.append((at, 1))
+        cargo.holes[entry.path] = holes
+
+    async def tidy(self, cargo: Cargo) -> None:
+        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
+        below, pointing = await self._wire.ask("listing", cargo.folder, read=_listing)
+        above = set(folders(cargo.manifest))
+        wanted = {entry.path: entry for entry in cargo.manifest}
+        wrong = []
+        for path, kind in below.items():
+            entry = wanted.get(path)
+            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
+            if not right:
+                wrong.append(path)
+        if wrong:
+            await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
+        gone = set(wrong)
+        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
+        cargo.bare = True
+
+
+def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The kind of everything that is there of a tree, and where links point."""
+    return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}

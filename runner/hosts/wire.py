@@ -41,6 +41,8 @@ BESIDE = 3
 """Streams that may be open besides, for questions."""
 PIECE = (128 << 10) - HEAD - 1
 """Bytes in one frame: what a connection that breaks costs.  With what stands before them they fill packets of 32 KiB, which servers take."""
+CHUNK = 8 << 20
+"""Bytes: smaller files travel together, larger ones are compared and sent again in pieces of this size."""
 LONGEST_ANSWER = 256 << 20
 """Bytes; a host that says more than this is not listened to."""
 _T = TypeVar("_T")
@@ -93,6 +95,7 @@ class Wire:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process()}-{next(_count)}"
         """Who we are among those who send to that host."""
+        self.chunk = CHUNK
         self._progress = progress
         self._idle: list[Stream] = []
         self._wanting: deque[asyncio.Future[Stream]] = deque()

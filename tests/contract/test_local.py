@@ -1,8 +1,10 @@
-"""The local driver keeps the contract."""
+"""This machine keeps the contract: its agent, to which a socket leads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,13 +12,45 @@ import pytest
 from driver_contract import Attached, DriverContract
 
 import drivers
-from drivers.base import Command, Host, Rejected
-from drivers.local import Local
+from drivers import machine
+from drivers.base import Command, Host, HostLost, Lease, Offer, Order, Rejected, Traits, Wish, file_name
+from drivers.local import LocalHost
 from runner.agent import reach
 from runner.hosts.client import Socket
 from tests.support import old_python
 
 OLD = old_python()
+
+
+class Local:
+    """This machine as if places on it were taken, each a file."""
+
+    traits = Traits(replays=True, comes_up=timedelta(0))
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._host = root, LocalHost(root)
+        (root / "leases").mkdir(parents=True, exist_ok=True)
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        said = b"".join([data async for data in self._host.call(machine.question(str(self._root)))])
+        have = machine.resources(machine.facts(said))
+        return (Offer("local", "local", have),) if machine.enough(have, wish) else ()
+
+    async def acquire(self, order: Order) -> Lease:
+        (self._root / "leases" / file_name(order.key)).write_text(order.key)
+        return Lease("local", file_name(order.key), order.key)
+
+    async def hosts(self, lease: Lease) -> Sequence[LocalHost]:
+        if not (self._root / "leases" / lease.id).exists():
+            raise HostLost(f"{lease.key} was given back")
+        return (self._host,)
+
+    async def release(self, lease: Lease) -> bool:
+        (self._root / "leases" / lease.id).unlink(missing_ok=True)
+        return True
+
+    async def leases(self) -> Sequence[Lease]:
+        return [Lease("local", path.name, path.read_text()) for path in sorted((self._root / "leases").iterdir())]
 
 
 class TestLocal(DriverContract):
@@ -39,10 +73,6 @@ class TestLocalWithAnAgentOfPython39(TestLocal):
     @pytest.fixture(autouse=True)
     def old(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reach, "sys", SimpleNamespace(executable=OLD))
-
-
-def test_a_driver_is_loaded_by_its_name() -> None:
-    assert drivers.load("local") is Local
 
 
 def test_an_unknown_driver_is_answered_with_the_nearest_and_the_known() -> None:

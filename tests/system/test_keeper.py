@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from drivers.base import HostLost, Unreachable
 from runner.errors import Infrastructure
-from runner.hosts.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, Round, SyncedState, strained
+from runner.hosts.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, strained
+from runner.hosts.host_task import Round, StateFolder
 from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
@@ -135,7 +136,7 @@ class Scene:
 
     def worker(self) -> None:
         """Somebody else goes on with this attempt."""
-        kept = SyncedState("ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
+        kept = StateFolder("ckpt", "ckpt", self.here, str(self.there.folder), self.pattern, None, self.keep)
         self.keeper = CheckpointSync(self.away, [kept], self.told.append, pause=self.pause)
 
     async def pause(self, seconds: float) -> None:
@@ -173,11 +174,10 @@ def test_whole_checkpoints_come_home_once_and_old_ones_go_on_both_sides(scene: S
     first = scene.sync()
     assert sorted(first.brought) == ["step-4", "step-5"] and first.size > 0
     assert steps(scene.here) == [4, 5] == steps(scene.there.folder)
-    assert sorted(first.pruned) == ["step-1", "step-2", "step-3"]
     asked = scene.away.questions
-    assert scene.sync().brought == () and scene.away.questions == asked + 1
+    assert scene.sync().brought == [] and scene.away.questions == asked + 1
     scene.there.save(6)
-    assert scene.sync().brought == ("step-6",)
+    assert scene.sync().brought == ["step-6"]
     assert steps(scene.here) == [5, 6] == steps(scene.there.folder)
     assert sorted(path.name for path in scene.here.parent.iterdir() if not path.name.startswith(".")) == ["ckpt"]
 
@@ -186,9 +186,9 @@ def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
     scene.there.save(1)
     path = scene.there.begin(2)
     scene.while_paused = lambda: (path / "optimizer.json").write_text("{}") and None
-    assert scene.sync().brought == ("step-1",)
+    assert scene.sync().brought == ["step-1"]
     scene.while_paused = lambda: None
-    assert scene.sync().brought == ("step-2",)
+    assert scene.sync().brought == ["step-2"]
     assert scene.paused == [2.0]  # the second time it had held still since the last look
 
 
@@ -197,7 +197,7 @@ def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tel
         scene = Scene(tmp_path / f"{known}", known=known)
         scene.there.save(1)
         scene.away.partial = True
-        assert scene.finish().passed == (() if known else (("step-1", "a node is gone that may have had a part of it"),))
+        assert scene.finish().passed == ([] if known else [("step-1", "a node is gone that may have had a part of it")])
         assert steps(scene.here) == [1] * known
 
 
@@ -206,15 +206,15 @@ def test_a_whole_one_here_stays_when_a_node_with_a_part_of_it_is_gone(scene: Sce
     scene.sync()
     (path / "optimizer.json").unlink()
     scene.away.partial = True
-    assert scene.finish().brought == () and scene.there.whole(scene.here) == {1}
+    assert scene.finish().brought == [] and scene.there.whole(scene.here) == {1}
 
 
 def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(scene: Scene) -> None:
     path = scene.there.begin(1)
     scene.away.during = lambda _path, _target: (path / "optimizer.json").write_text("{}") and None
-    assert scene.sync().brought == () and steps(scene.here) == []
+    assert scene.sync().brought == [] and steps(scene.here) == []
     scene.away.during = lambda _path, _target: None
-    assert scene.sync().brought == ("step-1",)
+    assert scene.sync().brought == ["step-1"]
 
 
 def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scene) -> None:
@@ -222,7 +222,7 @@ def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scen
         scene.there.save(step)
     scene.away.during = lambda path, target: shutil.rmtree(path) if path.endswith("step-1") else None
     done = scene.sync()
-    assert (done.brought, done.problem) == (("step-2",), "")
+    assert (done.brought, done.problem) == (["step-2"], "")
     assert steps(scene.here) == [2]
 
 
@@ -233,10 +233,10 @@ def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene
     done = scene.sync()
     assert [name for name, _ in done.passed] == ["step-3"] and "model.safetensors" in done.passed[0][1]
     assert steps(scene.here) == [1, 2]
-    assert scene.sync().passed == ()
+    assert scene.sync().passed == []
     assert steps(scene.there.folder) == [1, 2, 3]  # nothing that is broken is deleted, and nothing that is needed
     scene.there.save(3)
-    assert scene.sync().brought == ("step-3",)
+    assert scene.sync().brought == ["step-3"]
 
 
 def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
@@ -245,7 +245,7 @@ def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
     copy = scene.here / "step-1" / "model.safetensors"
     copy.write_bytes(b"\0" * copy.stat().st_size)
     os.utime(copy, ns=(model.stat().st_mtime_ns, model.stat().st_mtime_ns))
-    assert scene.sync().brought == ("step-1",)
+    assert scene.sync().brought == ["step-1"]
     assert copy.read_bytes() == model.read_bytes()
 
 
@@ -301,7 +301,7 @@ def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(sc
     (scene.there.folder / "log.txt").write_text("hello")
     (scene.there.folder / ".step-2.unfinished").mkdir()
     (scene.there.folder / ".step-2.unfinished" / "x").write_text("x")
-    assert scene.sync().brought == ("step-1",)
+    assert scene.sync().brought == ["step-1"]
     scene.there.save(2)
     assert sorted(scene.finish().brought) == ["log.txt", "step-2"]
     assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
@@ -311,7 +311,7 @@ def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(sc
 def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_says_what_is_missing(scene: Scene) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")] * 2
-    assert scene.finish().brought == ("step-1",)
+    assert scene.finish().brought == ["step-1"]
     scene.there.save(2)
     scene.away.fails = [Unreachable("no route")] * 4
     assert "not all here: no route" in scene.finish().problem
@@ -329,7 +329,7 @@ def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(s
     assert found.name == "step-2" and "step-3 is passed over" in found.words
     assert steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
     scene.there.save(3)
-    assert scene.sync().brought == ("step-3",)
+    assert scene.sync().brought == ["step-3"]
     assert 3 in scene.there.whole(scene.here)
 
 
@@ -339,7 +339,7 @@ def test_what_a_host_still_has_comes_home_before_a_training_goes_on_there(scene:
     scene.there.save(2)
     scene.worker()
     assert scene.restore().name == "step-2"
-    assert steps(scene.here) == [1, 2] and scene.told[-1].brought == ("step-2",)
+    assert steps(scene.here) == [1, 2] and scene.told[-1].brought == ["step-2"]
 
 
 def test_an_older_one_that_a_host_has_does_not_take_the_place_of_ours(scene: Scene) -> None:
@@ -363,7 +363,7 @@ def test_a_link_beside_the_checkpoints_does_not_travel(scene: Scene) -> None:
     scene.there.save(1)
     (scene.there.folder / "latest").symlink_to("step-1")
     (scene.there.folder / "step-9").symlink_to("step-1")
-    assert scene.finish().brought == ("step-1",) and scene.finish().brought == ()
+    assert scene.finish().brought == ["step-1"] and scene.finish().brought == []
     (scene.here / "step-9").symlink_to("step-1")
     scene.host("b")
     scene.restore()
@@ -373,10 +373,10 @@ def test_a_link_beside_the_checkpoints_does_not_travel(scene: Scene) -> None:
 def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> None:
     scene = Scene(tmp_path, pattern=None, keep=None)
     (scene.there.folder / "study.json").write_text("[1]")
-    assert scene.sync().brought == ("ckpt",)
+    assert scene.sync().brought == ["ckpt"]
     (scene.there.folder / "study.json").write_text("[1, 2")
-    assert scene.sync().brought == () and (scene.here / "study.json").read_text() == "[1]"  # half written: the one before stays
-    assert scene.finish().brought == ("ckpt",) and (scene.here / "study.json").read_text() == "[1, 2"
+    assert scene.sync().brought == [] and (scene.here / "study.json").read_text() == "[1]"  # half written: the one before stays
+    assert scene.finish().brought == ["ckpt"] and (scene.here / "study.json").read_text() == "[1, 2"
     scene.host("b")
     scene.restore()
     assert (scene.there.folder / "study.json").read_text() == "[1, 2"
@@ -393,10 +393,10 @@ def test_a_disk_there_with_no_room_for_the_next_one_keeps_only_the_newest_and_sa
         scene.there.save(step, size=10_000)
     scene.away.free, scene.away.total = 15_000, 200_000
     done = scene.sync()
-    assert done.pruned == () and "nearly full" in done.warning
+    assert steps(scene.there.folder) == [1, 2, 3] and "nearly full" in done.warning
     scene.away.free = 5_000
     done = scene.sync()
-    assert sorted(done.pruned) == ["step-1", "step-2"] and done.warning == ""
+    assert done.warning == ""
     assert steps(scene.here) == [1, 2, 3] and steps(scene.there.folder) == [3]
     done = scene.sync()
     assert "the next checkpoint needs about" in done.warning
@@ -417,7 +417,7 @@ def test_checkpoints_without_numbers_are_distinguished_by_their_times(tmp_path: 
     for name, at in (("zebra.json", 1), ("last.json", 2), ("best.json", 3)):
         (scene.there.folder / name).write_text("{}")
         os.utime(scene.there.folder / name, (at, at))
-    assert scene.sync().brought == ("best.json",)
+    assert scene.sync().brought == ["best.json"]
     assert sorted(path.name for path in scene.here.iterdir()) == ["best.json"]
     scene.host("b")
     assert scene.restore().name == "best.json"
@@ -426,7 +426,7 @@ def test_checkpoints_without_numbers_are_distinguished_by_their_times(tmp_path: 
 def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_the_next(scene: Scene) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")]
-    kept = SyncedState("ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
+    kept = StateFolder("ckpt", "ckpt", scene.here, str(scene.there.folder), PATTERN, 7.0, 2)
 
     async def three() -> None:
         turns = asyncio.Queue[float]()

@@ -21,7 +21,8 @@ import pytest
 from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore, Round, SyncedState
+from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore
+from runner.hosts.host_task import Round, StateFolder
 from runner.hosts.transfer import HostStore
 from runner.hosts.wire import Wire
 from tests.system.test_keeper import Training, steps
@@ -47,9 +48,8 @@ class Journey:
         assert hosts is not None
         host_store = HostStore(Wire(hosts[0], ".recipe-host"))
         await host_store.open()
-        there = f"{host_store.root}/states/0123456789abcdef/ckpt"
-        kept = SyncedState("ckpt", self.here, there, PATTERN, None, self.keep)
-        return CheckpointSync(OverHostStore(host_store), [kept], self.told.append, pause=nothing), Training(Path(there))
+        kept = StateFolder("ckpt", "ckpt", self.here, "states/0123456789abcdef/ckpt", PATTERN, None, self.keep)
+        return CheckpointSync(OverHostStore(host_store), [kept], self.told.append, pause=nothing), Training(Path(host_store.root, kept.below))
 
 
 def deeper(checkpoint: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path:
         assert journey.told[-1].problem == "" and sorted(journey.told[-1].brought) == ["step-2", "step-3"]
         assert steps(trainer.folder) == steps(journey.here) == [2, 3]
         await keeper.sync()
-        assert journey.told[-1].brought == ()
+        assert journey.told[-1].brought == []
         await keeper.finish()
-        assert journey.told[-1].brought == ("log",)
+        assert journey.told[-1].brought == ["log"]
         saved = {path: path.read_bytes() for path in sorted(journey.here.rglob("*")) if path.is_file()}
 
         keeper, other = await journey.arrive(2)
@@ -167,7 +167,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         told: list[Round] = []
         there.mkdir(parents=True)
         trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE)
-        kept = SyncedState("ckpt", here, str(there), "checkpoint-*", None, None)
+        kept = StateFolder("ckpt", "ckpt", here, "states/id/ckpt", "checkpoint-*", None, None)
         keeper = CheckpointSync(Paced(host_store, trainer), [kept], told.append, pause=nothing)
         async with asyncio.timeout(120):
             while max(steps(there), default=0) < ROUNDS:
@@ -214,7 +214,7 @@ def test_a_restore_that_dies_anywhere_leaves_nothing_half_there(tmp_path: Path) 
             mortal = Mortal(host, calls)
             host_store = HostStore(Wire(mortal, str(tmp_path / "ours")))  # type: ignore[arg-type]  # a host of which only this is asked
             there = tmp_path / "ours" / "states" / "id" / "ckpt"
-            kept = SyncedState("ckpt", here, str(there), PATTERN)
+            kept = StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, None)
             try:
                 await host_store.open()
                 await CheckpointSync(OverHostStore(host_store), [kept], lambda _round: None).restore()  # type: ignore[arg-type]
@@ -249,7 +249,10 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(t
         there = f"{host_store.root}/states/id/ckpt"
         told: list[Round] = []
         keeper = CheckpointSync(
-            OverHostStore(host_store), [SyncedState("ckpt", tmp_path / "home" / "1" / "ckpt", there, PATTERN, None, 3)], told.append, pause=nothing
+            OverHostStore(host_store),
+            [StateFolder("ckpt", "ckpt", tmp_path / "home" / "1" / "ckpt", "states/id/ckpt", PATTERN, None, 3)],
+            told.append,
+            pause=nothing,
         )
         trainer = Training(Path(there))
         for step in range(1, 13):  # twelve megabytes in all; three checkpoints of one megabyte fit, four do not
@@ -271,7 +274,9 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
         there = f"{host_store.root}/states/id/ckpt"
         told: list[Round] = []
         here = small_disk / "1" / "ckpt"
-        keeper = CheckpointSync(OverHostStore(host_store), [SyncedState("ckpt", here, there, PATTERN, None, 1)], told.append, pause=nothing)
+        keeper = CheckpointSync(
+            OverHostStore(host_store), [StateFolder("ckpt", "ckpt", here, "states/id/ckpt", PATTERN, None, 1)], told.append, pause=nothing
+        )
         trainer = Training(Path(there))
         trainer.save(1, size=1_500_000)
         await keeper.sync()
@@ -288,14 +293,14 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(tmp_path: Path, sma
 def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
-        folder = tmp_path / "a state" / "ckpt"
-        assert (await OverHostStore(host_store).look(str(folder))).files == {}
+        folder = tmp_path / "ours" / "a state" / "ckpt"
+        assert (await OverHostStore(host_store).look("a state/ckpt")).files == {}
         trainer = Training(folder)
         trainer.save(1)
         (folder / "step-1" / "näme of\ttheir own").write_text("x")
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
-        found = await OverHostStore(host_store).look(str(folder))
+        found = await OverHostStore(host_store).look("a state/ckpt")
         assert set(found.files) == {f"step-1/{name}" for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")}
         assert found.files["step-1/optimizer.json"] == (2, 1_700_000_000_000_000_000)
         room = shutil.disk_usage(tmp_path)
@@ -307,11 +312,13 @@ def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
 
 def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> None:
     class Liar:
+        root = ""
+
         async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
             names = ("../../etc/passwd", "/etc/passwd", ".", "a/", "good")
             return [(name, 5, 7_500_000_000, False) for name in names], 50, 100
 
     async def story() -> None:
-        assert dict((await OverHostStore(Liar()).look("/x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+        assert dict((await OverHostStore(Liar()).look("x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
 
     asyncio.run(story())

@@ -228,23 +228,23 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
 def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.upload_round._HOLES", holes)
+    monkeypatch.setattr("runner.hosts.upload._HOLES", holes)
 
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         top = town.place / "data"
         top.mkdir()
-        (top / "large").write_bytes(os.urandom(40 * town.host_store.chunk + 5))
+        (top / "large").write_bytes(os.urandom(40 * town.host_store.wire.chunk + 5))
         (old,) = await town.sends(top)
         with (top / "large").open("r+b") as file:
             for at in (3, 20, 21, 40):
-                file.seek(at * town.host_store.chunk)
+                file.seek(at * town.host_store.wire.chunk)
                 file.write(b"new")
         with (top / "large").open("ab") as file:
             file.write(b"longer")
         town.wire.sent = 0
         await town.sends(top)
-        assert town.wire.sent < 5 * town.host_store.chunk
+        assert town.wire.sent < 5 * town.host_store.wire.chunk
         assert files.scan(town.host_store.path(old)) == old
 
     go(check)
@@ -253,15 +253,15 @@ def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes:
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found_out_when_they_are_wrong(go: Go, wrong: bool) -> None:
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
-        grain = town.host_store.chunk // 4
+        town.host_store.wire.chunk = 64 << 10
+        grain = town.host_store.wire.chunk // 4
 
         def digests(data: bytes) -> list[str]:
             return [hashlib.sha256(data[at : at + grain]).hexdigest() for at in range(0, len(data), grain)]
 
-        versions = [os.urandom(40 * town.host_store.chunk + 5)]
+        versions = [os.urandom(40 * town.host_store.wire.chunk + 5)]
         for number in range(3):
-            at = (3 + number) * town.host_store.chunk
+            at = (3 + number) * town.host_store.wire.chunk
             versions.append(versions[-1][:at] + b"new" + versions[-1][at + 3 :])
         top = town.place / "data"
         top.mkdir()
@@ -272,7 +272,7 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
             remembered = town.place / "there" / "pieces" / hashlib.sha256(data).hexdigest()
             if number or wire.NEAR == 0.0:  # near, a file that is sent whole is hashed once, and in pieces only when another is built on it
                 assert json.loads(remembered.read_text()) == [grain, digests(data)]
-                assert not number or town.wire.sent <= 2 * town.host_store.chunk
+                assert not number or town.wire.sent <= 2 * town.host_store.wire.chunk
             if wrong:
                 remembered.write_text(json.dumps([grain, digests(versions[min(number + 1, 3)])]))
 
@@ -281,15 +281,15 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
 
 def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go) -> None:
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         top = town.place / "data"
         top.mkdir()
-        (top / "large").write_bytes(os.urandom(40 * town.host_store.chunk + 5))
+        (top / "large").write_bytes(os.urandom(40 * town.host_store.wire.chunk + 5))
         await town.sends(top)
         (top / "large").chmod(0o755)
         town.wire.sent = 0
         await town.sends(top)
-        assert town.wire.sent < town.host_store.chunk
+        assert town.wire.sent < town.host_store.wire.chunk
 
     go(check)
 
@@ -297,25 +297,25 @@ def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go
 @pytest.mark.parametrize("change", ["in the middle", "longer", "shorter", "executable"])
 def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(go: Go, change: str) -> None:
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         one, other = town.place / "one", town.place / "other"
-        other.write_bytes(os.urandom(41 * town.host_store.chunk))
-        one.write_bytes(os.urandom(40 * town.host_store.chunk + 5))
+        other.write_bytes(os.urandom(41 * town.host_store.wire.chunk))
+        one.write_bytes(os.urandom(40 * town.host_store.wire.chunk + 5))
         old, _ = await town.sends(one, other)
         with one.open("r+b") as file:
             if change == "in the middle":
-                file.seek(21 * town.host_store.chunk - 1)
+                file.seek(21 * town.host_store.wire.chunk - 1)
                 file.write(b"ab")
             elif change == "longer":
                 file.seek(0, os.SEEK_END)
-                file.write(b"x" * town.host_store.chunk)
+                file.write(b"x" * town.host_store.wire.chunk)
             elif change == "shorter":
-                file.truncate(33 * town.host_store.chunk + 7)
+                file.truncate(33 * town.host_store.wire.chunk + 7)
         if change == "executable":
             one.chmod(0o755)
         town.wire.sent = 0
         (new,) = await town.sends(one)
-        assert new != old and town.wire.sent <= 2.1 * town.host_store.chunk
+        assert new != old and town.wire.sent <= 2.1 * town.host_store.wire.chunk
         assert files.scan(town.host_store.path(old)) == old
 
     go(check)
@@ -323,13 +323,13 @@ def test_of_a_large_file_by_itself_that_changed_a_little_only_chunks_travel(go: 
 
 def test_a_large_file_that_is_like_none_there_travels_whole_and_arrives(go: Go) -> None:
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         one = town.place / "one"
         for _ in range(2):
-            one.write_bytes(os.urandom(20 * town.host_store.chunk))
+            one.write_bytes(os.urandom(20 * town.host_store.wire.chunk))
             town.wire.sent = 0
             await town.sends(one)
-            assert town.wire.sent >= 20 * town.host_store.chunk
+            assert town.wire.sent >= 20 * town.host_store.wire.chunk
 
     go(check)
 
@@ -370,13 +370,13 @@ def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypat
     monkeypatch.setattr("runner.hosts.upload.TRIES", 2)
 
     async def check(town: Town) -> None:
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         top = town.tree()
-        (top / "large").write_bytes(os.urandom(10 * town.host_store.chunk))
+        (top / "large").write_bytes(os.urandom(10 * town.host_store.wire.chunk))
         content = files.scan(top)
 
         def cut(_function: str) -> None:
-            if town.wire.sent > 6 * town.host_store.chunk:
+            if town.wire.sent > 6 * town.host_store.wire.chunk:
                 raise Unreachable
 
         town.wire.before = cut
@@ -386,10 +386,10 @@ def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypat
         before, town.wire.sent = town.wire.sent, 0
         await town.another().open()
         town.host_store = town.another()
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         await town.host_store.open()
         await town.sends(top)
-        assert before >= 6 * town.host_store.chunk > town.wire.sent
+        assert before >= 6 * town.host_store.wire.chunk > town.wire.sent
 
     go(check)
 
@@ -570,20 +570,20 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
 
 def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> None:
     async def check(town: Town) -> None:
-        paths = [town.place / name for name in ("used", "kept", "forgotten", "young")]
+        paths = [town.place / name for name in ("used", "forgotten", "young")]
         for path in paths:
             path.write_bytes(path.name.encode())
-        used, kept, forgotten, young = await town.sends(*paths)
+        used, forgotten, young = await town.sends(*paths)
         (tree,) = await town.sends(town.tree())
         await town.attempt(Parcel({}, {"x": used}))
-        for content in (used, kept, forgotten, tree):
+        for content in (used, forgotten, tree):
             os.utime(town.place / "there" / "used" / manifests.name_of(content), (0, 0))
         programs = town.place / "there" / "agent"
         (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
         (programs / ("a" * 64)).mkdir()
         os.utime(programs / ("a" * 64), (0, 0))
-        assert await town.host_store.sweep([kept], unused=timedelta(days=1)) == 2
-        for content, there in ((used, True), (kept, True), (forgotten, False), (tree, False), (young, True)):
+        assert await town.host_store.sweep(unused=timedelta(days=1)) == 2
+        for content, there in ((used, True), (forgotten, False), (tree, False), (young, True)):
             assert Path(town.host_store.path(content)).exists() is there  # noqa: ASYNC240
         assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
 
@@ -660,7 +660,7 @@ def test_a_host_without_room_is_found_out_before_anything_is_sent(go: Go, small_
 def test_a_disk_that_fills_up_there_is_reported_and_what_arrived_is_used_later(go: Go, small_disk: Path, shape: str) -> None:
     async def check(town: Town) -> None:
         town.host_store = town.another("small/there", name="box")
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         await town.host_store.open()
         source = town.place / "source"
         if shape == "tree":
@@ -850,7 +850,7 @@ class Fragile:
 
 async def send():
     host_store = HostStore(Wire(Fragile(LocalHost(Path(sys.argv[1], "supervisor"))), sys.argv[1] + "/there"))
-    host_store.chunk = 64 << 10
+    host_store.wire.chunk = 64 << 10
     await host_store.open()
     await host_store.send({files.scan(sys.argv[2]): sys.argv[2]})
 
@@ -867,7 +867,7 @@ def test_a_process_that_is_killed_leaves_what_arrived_to_the_next(go: Go) -> Non
         argv = [sys.executable, "-c", KILLED, str(town.place), str(top), "12000000"]
         killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[2])})
         assert await killed.wait() == -9
-        town.host_store.chunk = 64 << 10
+        town.host_store.wire.chunk = 64 << 10
         town.wire.sent = 0
         await town.sends(top)
         assert town.wire.sent < 7_000_000  # of 14.4 million; two of them may have been in pipes

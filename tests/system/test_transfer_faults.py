@@ -108,7 +108,7 @@ def dataset(top: Path) -> Path:
 
 async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
     host_store = HostStore(Wire(cast(Any, weather), str(place)))
-    host_store.chunk = CHUNK
+    host_store.wire.chunk = CHUNK
     await host_store.open()
     await host_store.send(sources)
     for content in sources:
@@ -160,7 +160,7 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(fault:
 
     async def fetch(weather: Weather, target: Path) -> None:
         host_store = HostStore(Wire(cast(Any, weather), str(tmp_path / "there")))
-        host_store.chunk = CHUNK
+        host_store.wire.chunk = CHUNK
         await host_store.fetch(str(top), taken, str(target))
         assert files.scan(target) == content, f"{fault} at {weather.at}: bad bytes were accepted"
         shutil.rmtree(target)
@@ -198,7 +198,7 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
         lease = await driver.acquire(Order((await driver.offers(Wish()))[0], "key", datetime.now(UTC) + timedelta(hours=1)))
         host = (await driver.hosts(lease) or [])[0]
         host_store = HostStore(Wire(host, ".recipe-host"))
-        host_store.chunk = CHUNK
+        host_store.wire.chunk = CHUNK
         await host_store.open()
         await host_store.send({content: str(top)})
         assert files.scan(host_store.path(content)) == content

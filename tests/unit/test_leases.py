@@ -18,6 +18,7 @@ import pytest
 from drivers.base import Denied, HostLost, Lease, Need, NoCapacity, Unreachable, Wish
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
+from runner.hosts import contact
 from runner.hosts import leases as module
 from runner.hosts.leases import Leases, lease_of, need_of, offer_of
 from runner.hosts.reaper import fate
@@ -28,7 +29,7 @@ NEED = Need(cpus=1)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "pause", lambda _tried, _first, _longest: 0.001)
+    monkeypatch.setattr(contact, "pause", lambda _tried, _first, _longest: 0.001)
 
 
 def provider(tmp_path: Path) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,8 @@ from runner.storage import files
 class Disk(OverHostStore):
     """A node whose disk is a folder."""
 
-    def __init__(self, free: int = 100) -> None:
-        self.free, self.lost = free, False
+    def __init__(self, root: Path, free: int = 100) -> None:
+        self.root, self.free, self.lost = root, free, False
 
     def _here(self) -> None:
         if self.lost:
@@ -30,14 +29,14 @@ class Disk(OverHostStore):
 
     async def look(self, path: str) -> Look:
         self._here()
-        found = [each for each in sorted(Path(path).rglob("*")) if each.is_file()]  # noqa: ASYNC240
-        return Look({str(each.relative_to(path)): (each.stat().st_size, each.stat().st_mtime_ns) for each in found}, self.free, 1000)
+        found = [each for each in sorted((self.root / path).rglob("*")) if each.is_file()]
+        return Look({str(each.relative_to(self.root / path)): (each.stat().st_size, each.stat().st_mtime_ns) for each in found}, self.free, 1000)
 
     async def taken(self, path: str) -> Taken:
         self._here()
-        if not os.path.isdir(os.path.dirname(path)):  # noqa: ASYNC240
+        if not (self.root / path).parent.is_dir():
             raise Vanished(path)
-        entries = tuple(files.entries(path)) if os.path.isdir(path) else ()  # noqa: ASYNC240
+        entries = tuple(files.entries(self.root / path)) if (self.root / path).is_dir() else ()
         if not entries:
             return Taken()
         return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries))
@@ -46,18 +45,18 @@ class Disk(OverHostStore):
         for entry in taken.entries:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.mkdir(exist_ok=True) if entry.kind == "d" else shutil.copy2(Path(path, entry.path), place)
+            place.mkdir(exist_ok=True) if entry.kind == "d" else shutil.copy2(self.root / path / entry.path, place)
         return taken.size
 
     async def put(self, source: Path, path: str) -> int:
         self._here()
-        shutil.copytree(source, path, dirs_exist_ok=True)
+        shutil.copytree(source, self.root / path, dirs_exist_ok=True)
         return 1
 
     async def remove(self, paths: Sequence[str]) -> None:
         self._here()
         for path in paths:
-            shutil.rmtree(path)
+            shutil.rmtree(self.root / path)
 
 
 def write(root: Path, **contents: str) -> None:
@@ -68,8 +67,8 @@ def write(root: Path, **contents: str) -> None:
 
 
 def nodes(tmp: Path, told: list[str]) -> tuple[OverNodes, Disk, Disk]:
-    first, second = Disk(), Disk(free=50)
-    return OverNodes([(str(tmp / "0"), first), (str(tmp / "1"), second)], told.append), first, second
+    first, second = Disk(tmp / "0"), Disk(tmp / "1", free=50)
+    return OverNodes([first, second], told.append), first, second
 
 
 def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...hosts.probe import Finding, devices_here
+from drivers import devices
+
+from ...hosts.probe import Finding
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
@@ -87,7 +89,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
-    found = devices_here()
+    found = devices.here(os.environ)
     if not found:
         yield Finding("note", "gpus", f"none{setting}", "recipes that need one run elsewhere, or with a preset that does not (`--preset smoke`)")
         return
