@@ -37,6 +37,18 @@ def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Space:
     return Space(tmp_path / "space")
 
 
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every disk is empty but for a tenth: what a test says of disks is not to hang on how full the one of its machine is."""
+    real = os.statvfs
+
+    def statvfs(path: int | str | os.PathLike[str]) -> os.statvfs_result:
+        real(path)  # raises for what is not there
+        return os.statvfs_result((4096, 4096, 10**9, 9 * 10**8, 9 * 10**8, 10**8, 10**8, 10**8, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Each worker of xdist begins to collect elsewhere: the `assert`s of a file are rewritten by one, and the others find that done."""
     worker = getattr(config, "workerinput", None)

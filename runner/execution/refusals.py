@@ -134,7 +134,7 @@ def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -
             sizes.append(_comes_home(ws, found, n, made.get(nodes[n].id), seconds[-1]))
         hours, home = _sum(seconds), _sum(sizes)
         every = max((state.every for n in steps for state in specs[n].state if state.every is not None), default=None)
-        answer[need] = Takes(None if hours is None else hours / 3600, None if home is None else int(home), every)
+        answer[need] = Takes(None if hours is None else hours / 3600, None if home is None else round(home), every)
     return answer
 
 

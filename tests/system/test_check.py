@@ -366,6 +366,7 @@ def hub() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.usefixtures("room")
 def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(space: Space, hub: str, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}

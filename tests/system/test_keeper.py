@@ -451,6 +451,7 @@ def test_rounds_come_as_often_as_the_recipe_says_and_one_that_fails_is_tried_at_
     assert steps(scene.here) == [1]
 
 
+@pytest.mark.usefixtures("room")
 def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_written(tmp_path: Path) -> None:
     here = Training(tmp_path / "ckpt")
     janitor = CheckpointPruner(here.folder, PATTERN, 1)

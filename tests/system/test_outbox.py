@@ -320,6 +320,7 @@ def test_an_alert_is_what_is_above_its_limit(seen: Seen, names: set[str]) -> Non
     assert noticed(seen).keys() == names
 
 
+@pytest.mark.usefixtures("room")
 def test_a_rule_is_reported_once_a_run_to_webhooks_and_the_platform(tmp_path: Path) -> None:
     with Receiver() as receiver:
         told(tmp_path, receiver.url, events=["alert.*"])
