@@ -412,6 +412,8 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 self.give_room()
             self._news.set()
             self._may_write.set()
+            if self._feeding is not None:
+                self._feeding.cancel()  # its reader may be busy for long, or never come back
 
     async def read(self) -> bytes:
         """Some of what it printed, empty after all of it."""

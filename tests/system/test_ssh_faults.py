@@ -76,6 +76,30 @@ def test_a_command_whose_connection_breaks_is_unreachable_and_the_next_connects_
         run(meet())
 
 
+def test_what_feeds_a_command_ends_with_its_connection_though_its_output_is_not_read_on(server: Sshd) -> None:
+    fed = asyncio.Event()
+
+    async def words() -> AsyncIterator[bytes]:
+        try:
+            yield b"word\n"
+            await asyncio.Event().wait()
+        finally:
+            fed.set()
+
+    with Proxy(server.port) as proxy:
+
+        async def meet() -> None:
+            async with linked(route(server, port=proxy.port, known_hosts=(known_through(server, proxy),))) as link:
+                call = link.call(("cat",), words())
+                assert await anext(call) == b"word\n"
+                proxy.cut()
+                await fed.wait()
+                with pytest.raises(Unreachable):
+                    await anext(call)
+
+        run(meet())
+
+
 @pytest.mark.parametrize("breaks", ["cut", "reset", "stop"])
 def test_a_job_is_found_again_after_its_connection_broke(sshd: Sshd, tmp_path: Path, gate: int, breaks: str) -> None:  # noqa: F811
     with Proxy(sshd.port) as proxy:
