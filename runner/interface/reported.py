@@ -16,14 +16,14 @@ from ..storage.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points
-from .handle import core
+from . import values
 from .logs import Part, missing, parts, tail_of, unmaskable
 
 RECENT: Final = 1000
 """Events of a run that goes on among which an attempt has to have begun to be read while it runs: of many thousands not all are read each time."""
 
 
-def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[core.Point]:
+def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step", "machine"]) -> Iterator[values.Point]:
     """The points of each attempt, in order and numbered from 1: of one step or, empty, of all; of one attempt or, 0, of all."""
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in parts(ws.store.runs.events(run)):
@@ -35,7 +35,7 @@ def reported(ws: Workspace, run: str, step: str, attempt: int, of: Literal["step
             found = samples.kept(ws, known) if known is not None else rows.so_far(ws, run, part.step, part.number, seen)
         else:
             found = (points(ws, known) or ()) if known is not None else _live(ws, run, part)
-        yield from (core.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1))
+        yield from (values.Point(part.step, part.number, n, dict(point)) for n, point in enumerate(found, 1))
 
 
 def links(ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None) -> list[Link]:

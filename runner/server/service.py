@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import CannotRun, Infrastructure, Invalid
 from ..hosts import offering
-from ..interface.cli import costs, offers
-from ..interface.cli.flags import filters
+from ..interface import costs, shelves
+from ..interface.pairs import filters
 from ..interface.views import moment
 from ..planning.schedule import word
 from ..storage.ledger import Ledger, of_user
@@ -109,7 +109,7 @@ def machines(
                 found += asyncio.run(offering.shelves({name: (each, [wish])}))
             except (Infrastructure, Invalid) as error:  # no key for it, or it has no such filter: the others are shown all the same
                 found.append(offering.Shelf(name, wish, failed=plain(str(error), ws.root)))
-    return OfferList(drivers=[Shelf.model_validate(offers.as_json("", shelf)) for shelf in found])
+    return OfferList(drivers=[Shelf.model_validate(shelves.as_json("", shelf)) for shelf in found])
 
 
 @router.get("/v1/tokens", dependencies=ADMIN, summary="The tokens, without their secrets")

@@ -11,9 +11,10 @@ import pytest
 
 from runner.errors import Busy, Corrupt, Infrastructure, Invalid, NotFound
 from runner.interface.handle import core
-from runner.interface.handle.core import Ask, Clock, File, Give, Heard, Lost, More, Nap, Reply, Status, TimedOut
+from runner.interface.handle.core import Ask, Clock, Give, Heard, Lost, More, Nap, Reply, TimedOut
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
+from runner.interface.values import File, Status, StepStatus
 
 PRINTED = {("a", 1): b"one\ntwo\r\n\xc3\xa4 three\n", ("a", 2): b"", ("b", 1): b"no end"}
 
@@ -207,5 +208,5 @@ def test_a_download_that_came_damaged_has_no_name(tmp_path: Any) -> None:
 
 def test_what_a_notebook_shows_is_escaped() -> None:
     evil = "<script>alert(1)</script>"
-    shown = html(Status(evil, recipe=evil, state="FAILED", reason=evil, inputs={evil: evil}, steps=[core.StepStatus(evil, evil, evil)]))
+    shown = html(Status(evil, recipe=evil, state="FAILED", reason=evil, inputs={evil: evil}, steps=[StepStatus(evil, evil, evil)]))
     assert "<script" not in shown and shown.count("&lt;script&gt;") == 8

@@ -12,7 +12,7 @@ from drivers.base import Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
 from drivers.machine import Facts, cuda, less
 from runner.hosts.offering import UNSAID, Shelf, cheapest, to_confirm
-from runner.interface.cli.offers import as_json, chosen, lines
+from runner.interface.shelves import as_json, chosen, lines
 from runner.storage.workspace import Workspace
 
 CARD = Resources(cpus=16.0, memory=64 << 30, gpus=2, gpu="RTX 4090", gpu_memory=24564 << 20, disk=500 * 10**9)

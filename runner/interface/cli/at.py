@@ -26,7 +26,7 @@ from .chosen import moment
 from .control import ENDS, PATIENCE
 
 if TYPE_CHECKING:
-    from ..handle.core import Status
+    from ..values import Status
 
 HERE: Final = "here"
 """The value of `--to` that means this workspace, whatever RECIPE_SERVER says."""

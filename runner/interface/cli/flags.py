@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
+from ..pairs import paired
 
 RECIPE: Final = "NAME@VERSION of the library, NAME for ./NAME.yaml, or a path such as ./pipeline.yaml (default: recipe.yaml)"
 """Which recipe a word means, as help."""
@@ -64,18 +65,6 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", action="append", default=[], metavar="K=V", help="only offers like this: gpu gpu_memory regions reliability inet cuda max_price …"
     )
-
-
-def filters(words: Sequence[str]) -> dict[str, str]:
-    """The filters of `--where`.  Raises Invalid."""
-    return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
-
-
-def paired(words: Sequence[str], wrong: str = '"{}" is not INPUT=VALUE', fix: str = "write inputs as name=value") -> dict[str, str]:
-    """NAME=VALUE words as a mapping.  Raises Invalid, which says what is wrong with each that is none."""
-    if bad := [word for word in words if "=" not in word]:
-        raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
-    return dict(word.split("=", 1) for word in words)
 
 
 def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object], dict[str, str]]:

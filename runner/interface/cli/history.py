@@ -14,11 +14,11 @@ from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored
 from ...planning.schedule import word
 from ...survey.input_manifests import manifest
+from .. import costs
 from ..differences import ASPECTS, Manifest, Ran, all_of, as_json, compare, values
 from ..logs import Follower, for_stdout, parts, show
 from ..tables import aligned
 from ..tail import named, shown, span
-from . import costs
 from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe_of
 from .flags import positive
 

@@ -121,8 +121,8 @@ def _tailored(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str
     from ...advice.estimates import figures
     from ...language import parse
     from ...storage.workspace import Workspace
+    from ..pairs import paired
     from ..tailoring import tailor
-    from .flags import paired
 
     if args.origin is None or args.gpu is None or args.script is not None:
         known = ", ".join(gpu.name for gpu in figures().gpus)

@@ -22,10 +22,10 @@ from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import less, of_note
 from ...survey.results import reported, summary
+from .. import costs
 from ..reported import links
 from ..tables import aligned
 from ..tail import named, shown, span
-from . import costs
 from .chosen import find_run, makers, moment, near_step, opened
 from .history import earlier, overview
 

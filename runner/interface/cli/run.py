@@ -17,9 +17,10 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, lower, placed
 from ...language.units import money_text
 from ...planning.ids import stored
+from ..pairs import filters
 from ..tail import named, shown, span
 from .chosen import answers, begun, in_all
-from .flags import add_request, add_where, agreed, color, filters, positive, request_of
+from .flags import add_request, add_where, agreed, color, positive, request_of
 
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
@@ -165,7 +166,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import sends, signed_there
-    from .offers import chosen
+    from ..shelves import chosen
 
     try:
         shelves = _shelves(ws, found, args)

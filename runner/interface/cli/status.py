@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypedDict
 from ...execution.session import look
 from ...planning.judge import FRESH, SKIPPED
 from ...survey.upkeep import examined, stale
+from .. import costs
 from ..differences import lines
 from ..tail import named, shown, span
-from . import costs
 from .chosen import add_words, answers, in_all, moment, opened, requests, title
 from .why import differences, unremembered
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from ...errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ...storage.runs import FINAL, Event
+from ..values import File, Line, LinkTo, OutputFile, Point, Progress, Status, StepStatus
 
 FEW: Final = 4
 """How often is asked what may be asked twice."""
@@ -96,101 +97,7 @@ class Clock(NamedTuple):
 ENDLESS: Final = Clock()
 
 
-# -- values ----------------------------------------------------------------------------------------------------------------------------------------
-
-
-class Progress(NamedTuple):
-    """Steps that are over, and how long the others will take, in seconds, where that is known."""
-
-    step: int = 0
-    total: int | None = None
-    percent: float | None = None
-    eta: float | None = None
-
-
-class StepStatus(NamedTuple):
-    id: str
-    state: str = ""
-    reason: str = ""
-    attempts: int = 0
-    host: str = ""
-
-
-class OutputFile(NamedTuple):
-    """An output of a run; `bytes` is None where the size is not known."""
-
-    name: str
-    content: str = ""
-    bytes: int | None = None
-    folder: bool = False
-
-
-class LinkTo(NamedTuple):
-    """Where else the numbers of a step can be looked at: an http(s) address, an output with a path in it, or the command that shows it."""
-
-    step: str
-    name: str = ""
-    to: str = ""
-
-
-class Status(NamedTuple):
-    """How a run stands.  `state` is QUEUED, ACTIVE, PAUSED, COMPLETED, FAILED or CANCELLED; `word` says more.  Times are RFC 3339, costs USD."""
-
-    id: str
-    recipe: str = ""
-    state: str = ""
-    word: str = ""
-    reason: str = ""
-    request: str = ""
-    user: str = ""
-    labels: Mapping[str, str] = {}
-    priority: int = 0
-    driver: str = ""
-    preset: str | None = None
-    inputs: Mapping[str, object] = {}
-    created: str = ""
-    not_before: str | None = None
-    ended: str | None = None
-    seq: int = 0
-    progress: Progress = Progress()
-    cost: float = 0.0
-    steps: Sequence[StepStatus] = ()
-    outputs: Sequence[OutputFile] = ()
-    links: Sequence[LinkTo] = ()
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in FINAL
-
-
-class Point(NamedTuple):
-    """What an attempt of a step reported at once."""
-
-    step: str
-    attempt: int
-    n: int
-    values: Mapping[str, float | str]
-
-
-class Line(NamedTuple):
-    """A line that an attempt of a step printed, without its end."""
-
-    step: str
-    attempt: int
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class File(NamedTuple):
-    """What a download brings next: the bytes that follow are of this file, which has the digest `content` where that is known."""
-
-    path: str
-    content: str
-    size: int | None
-    executable: bool
+# -- answers ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:

@@ -10,7 +10,7 @@ from typing import BinaryIO, Self
 
 from ...digest import of_file
 from ...errors import CannotRun, Corrupt
-from .core import File
+from ..values import File
 
 
 class Download:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ...planning.ids import readable
-from .core import Status
+from ..values import Status
 
 STEPS = 50
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ...storage.runs import Event
+from ..values import Line, OutputFile, Point, Status
 from . import core
-from .core import Ask, AsyncPieces, Clock, Give, Heard, Line, Lost, More, Nap, OutputFile, Pieces, Point, Reply, Status, Talk
+from .core import Ask, AsyncPieces, Clock, Give, Heard, Lost, More, Nap, Pieces, Reply, Talk
 from .files import Download
 
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
-from ...hosts.money import committed
-from ...storage.ledger import LeaseRow, Ledger, of_user
-from ..tables import aligned
+from ..hosts.money import committed
+from ..storage.ledger import LeaseRow, Ledger, of_user
+from .tables import aligned
 
 
 class Cost(TypedDict):

@@ -1,0 +1,19 @@
+"""Words of the form NAME=VALUE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Invalid, Problem
+
+
+def filters(words: Sequence[str]) -> dict[str, str]:
+    """The filters of `--where`.  Raises Invalid."""
+    return paired(words, '--where "{}" is not NAME=VALUE', "such as --where gpu=4090")
+
+
+def paired(words: Sequence[str], wrong: str = '"{}" is not INPUT=VALUE', fix: str = "write inputs as name=value") -> dict[str, str]:
+    """NAME=VALUE words as a mapping.  Raises Invalid, which says what is wrong with each that is none."""
+    if bad := [word for word in words if "=" not in word]:
+        raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
+    return dict(word.split("=", 1) for word in words)
