@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivers import devices, machine
-from drivers.base import Addressed, Argv, Connecting, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
+from drivers.base import Addressed, Connecting, Driver, Host, HostLost, Lease, Named, Need, Offer, Rejected, Traits
 from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
@@ -20,6 +20,7 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .away import Away
 from .client import Client, there
+from .contact import said
 from .resting import LACKS
 from .sites import Shell, Site
 
@@ -71,7 +72,7 @@ class Reached(NamedTuple):
     """The Python that was named for it."""
     jobs: Client
     host_store: HostStore
-    answers: asyncio.Future[tuple[str, None]]
+    answers: asyncio.Future[tuple[bytes, None]]
     """What it says of itself, once its streams are open, too."""
 
     async def aclose(self) -> None:
@@ -113,7 +114,7 @@ class Connector:
         jobs = there(wire)
         jobs.wake()  # it comes up while we ask
         host_store = HostStore(wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else "")
-        asked = _said(host, ("/bin/sh", "-c", _ASK, "sh", python, root))
+        asked = said(host.call, ("/bin/sh", "-c", _ASK, "sh", python, root))
         return Reached(python, jobs, host_store, asyncio.gather(asked, self._open(host_store)))
 
     @contextlib.asynccontextmanager
@@ -145,18 +146,19 @@ class Connector:
         reached = reached or self.reach(name, host, lease.data.get("python", "python3"), traits, lease.data.get("root", ""))
         python, jobs, host_store = reached.python, reached.jobs, reached.host_store
         try:
-            said, _ = await reached.answers
+            answer, _ = await reached.answers
         except BaseException as error:
             await reached.aclose()
             if isinstance(error, Infrastructure):
                 raise CannotRun(f"{name} cannot be used: {error}", fix=error.fix) from error
             raise
-        cards = devices.listed(said) or cards
-        facts = dict(line.split("=", 1) for line in said.split("\n") if line.startswith(_FACTS))
+        words = answer.decode("utf-8", "surrogateescape")
+        cards = devices.listed(words) or cards
+        facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
         python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
         for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):
             path = f"{folder}:{path}"
-        login = dict(line[4:].split("=", 1) for line in said.split("\n") if line.startswith("env ") and "=" in line)
+        login = dict(line[4:].split("=", 1) for line in words.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
         shell = Shell(python, path, login, facts.get("VERSION", ""))
         site = Away(self._ws, name, jobs, room, seen, host_store, shell, slots, self._say)
@@ -173,7 +175,7 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
 
     `image`: its name where none is ordered.  `cuda`: the version where the name says none.
     """
-    facts = machine.facts(b"".join([data async for data in host.call(machine.question(".", machine.SMI))]))
+    facts = machine.facts(await said(host.call, machine.question(".", machine.SMI)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
         raise HostLost(f"{LACKS}: {short}")
 
@@ -183,9 +185,8 @@ async def same_packages(sites: Iterable[Site]) -> None:
     for site in sites:
         if not isinstance(site, Away):
             continue
-        call = site.host.call((site.python, "-c", _PACKAGES))
         try:
-            found = json.loads(b"".join([data async for data in call]))
+            found = json.loads(await said(site.host.call, (site.python, "-c", _PACKAGES)))
         except (Rejected, ValueError) as error:
             raise CannotRun(f"the Python of {site.name} ({site.python}) does not run: {error}", fix=_NAME_PYTHON) from error
         ours = list(packages())
@@ -194,10 +195,6 @@ async def same_packages(sites: Iterable[Site]) -> None:
             some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
             what = some or f"Python {found[0]}, not {ours[0]}"
             raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
-
-
-async def _said(host: Host, argv: Argv) -> str:
-    return b"".join([data async for data in host.call(argv)]).decode("utf-8", "surrogateescape")
 
 
 class _Shown:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar
 
-from drivers.base import HostLost, Throttled, Unreachable
+from drivers.base import Argv, HostLost, Throttled, Unreachable
 
 from ..retry import Policy, pause, retry_async
 
 _T = TypeVar("_T")
 OUT_OF_SIGHT: Final = 900.0
 """Seconds without a word from a host after which what runs there is given up for lost."""
+SOON: Final = 3
+"""Tries of a driver or a host that cannot be reached while somebody waits at the prompt: a few seconds."""
+LONG: Final = 40
+"""Tries where a lease hangs on the answer: a quarter of an hour."""
 
 
 class Contact:
@@ -69,3 +73,12 @@ def patient(tries: float = math.inf) -> Policy:
         return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) and tried < tries else None
 
     return policy
+
+
+async def said(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) -> bytes:
+    """What a program prints on the host of `call`, asked again where the connection breaks: it may run twice.  Raises what `Host.call` raises."""
+
+    async def once() -> bytes:
+        return b"".join([data async for data in call(argv)])
+
+    return await retry_async(once, patient(SOON))

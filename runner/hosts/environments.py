@@ -22,6 +22,7 @@ from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
 from . import uv
+from .contact import said
 from .hooks import INSTALL, Hooks
 from .sites import Site
 
@@ -30,6 +31,7 @@ LOOK = 0.2
 """Seconds between looks whether another run has built it."""
 
 
+_MACHINE: Final = "import os; u = os.uname(); print(u.sysname, u.machine)"
 _FIND: Final = r"""
 for python in "$2" "$(command -v "python$1")" \
     "${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/uv/python}/cpython-$1"[.-]*"/bin/python$1" \
@@ -59,8 +61,9 @@ class Wanted(NamedTuple):
 
 async def python_there(site: Site, version: str) -> str:
     """A Python of that version on that machine.  Raises CannotRun."""
-    asked = site.host.call(("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, site.python, site.path, site.login.get("HOME", "")))
-    found = b"".join([part async for part in asked]).decode(errors="replace").strip()
+    home = site.login.get("HOME", "")
+    find = ("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, site.python, site.path, home)
+    found = (await said(site.host.call, find)).decode(errors="replace").strip()
     if not found:
         fix = f"install it there, as with `uv python install {version}`, or ask for another version"
         raise CannotRun(f"Python {version} is not on {site.elsewhere or 'this machine'}", fix=fix)
@@ -140,8 +143,7 @@ async def _uv(site: Site) -> str:
     """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
     if not site.elsewhere:
         return uv.here()
-    asked = site.host.call((site.installer, "-c", "import os; u = os.uname(); print(u.sysname, u.machine)"))
-    machine = b"".join([part async for part in asked]).decode(errors="replace").strip()
+    machine = (await said(site.host.call, (site.installer, "-c", _MACHINE))).decode(errors="replace").strip()
     found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
     return await site.folder.program(found) if found else ""
 

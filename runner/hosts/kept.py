@@ -23,7 +23,8 @@ from ..language.units import duration
 from ..settings import Stack
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow
-from .leases import LONG, SOON, Leases, ended, lease_of, offer_of
+from .contact import LONG, SOON
+from .leases import Leases, ended, lease_of, offer_of
 from .money import committed
 
 FOREVER: Final = 32_503_680_000.0

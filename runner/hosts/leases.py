@@ -50,7 +50,7 @@ from ..retry import OnRetry, nothing, retry_async
 from ..storage.crash import crashpoint
 from ..storage.ledger import LeaseRow, Ledger
 from .budget import Budget
-from .contact import patient
+from .contact import LONG, SOON, patient
 from .money import ENDING, committed
 from .resting import FAILED, RESTS, TAKEN, denial, denied
 
@@ -63,10 +63,6 @@ OVERDUE: Final = "its time is over"
 """Why a machine is given back that is past its time."""
 TAKEN_AWAY: Final = "it was taken away"
 """How the reason begins for which a spot machine was given back that the provider took."""
-SOON: Final = 3
-"""Tries of a driver that cannot be reached while somebody waits at the prompt: a few seconds."""
-LONG: Final = 40
-"""Tries where a lease hangs on the answer: a quarter of an hour."""
 QUARTER: Final = "a quarter of an hour"
 OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term", "secrets")
 """Settings of a driver's table that are not the driver's, unless it takes them."""

@@ -12,8 +12,8 @@ from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..retry import retry_async
 from ..storage.workspace import Workspace
-from .contact import patient
-from .leases import SOON, driver_of
+from .contact import SOON, patient
+from .leases import driver_of
 
 RUNNERS_UP: Final = 2
 CONFIRM: Final = 2.0
