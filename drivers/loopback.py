@@ -63,6 +63,7 @@ class Faults:
     keeps_disk: bool = False  # a lost host comes back with what was on its disk
     unreachable_on_call: int = 0  # from that call on,
     unreachable: int = 1  # so many do not get through
+    dark: int = 0  # so many hosts, those that are called first then, never answer again
     cut_on_call: int = 0  # that call is cut,
     cut_after: int = 0  # when so many bytes have passed, both ways together
     silent: int = 0  # so many calls of the driver itself do not get through
@@ -124,6 +125,14 @@ class _Faulty:
             file.truncate(0)
             file.write(str(count))
         return count
+
+    def dark(self, host: str) -> bool:
+        """Whether that host is one of those that never answer again."""
+        into = self._folder / "dark" / host
+        if not into.exists() and self._faults.dark and self.count("darkened", self._faults.dark) <= self._faults.dark:
+            into.parent.mkdir(exist_ok=True)
+            into.touch()
+        return into.exists()
 
     def refuse(self) -> None:
         """It was asked for a machine.  Raises DriverError."""
@@ -388,7 +397,7 @@ class Loopback:
         if now == faults.lost_on_call:
             self._lose(lease)
             raise HostLost(f"{home.name} is gone")
-        if faults.unreachable_on_call <= now < faults.unreachable_on_call + faults.unreachable:
+        if now >= faults.unreachable_on_call and (now < faults.unreachable_on_call + faults.unreachable or self._faulty.dark(home.name)):
             raise Unreachable(f"{home.name} does not answer")
         passage = _Passage(faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None)
         sent = stdin if stdin is NOTHING else self._sent(stdin, passage)

@@ -82,6 +82,17 @@ async def _turn(work: Work) -> None:
 
 
 async def _close(work: Work) -> None:
+    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
+    try:
+        await _leave(work)
+    finally:  # whatever went wrong, no machine is paid for any longer
+        await work.host_pool.close(leave=work.control.abandoned or kept)
+    note(work)
+    work.scrap.clear()
+
+
+async def _leave(work: Work) -> None:
+    """Let go of what the run has on its hosts."""
     if work.scheduler.finished or work.scheduler.result == "PAUSED":
         with contextlib.suppress(Infrastructure):  # raised again by the last flush
             work.commits.flush()
@@ -94,10 +105,6 @@ async def _close(work: Work) -> None:
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
-    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
-    await work.host_pool.close(leave=work.control.abandoned or kept)
-    note(work)
-    work.scrap.clear()
 
 
 async def _set_up(work: Work) -> None:

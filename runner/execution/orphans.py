@@ -10,7 +10,7 @@ from datetime import timedelta
 from glob import glob
 from pathlib import Path
 
-from drivers.base import Job
+from drivers.base import DriverError, Job
 
 from ..errors import NotFound
 from ..hosts.host_task import Paths
@@ -92,7 +92,7 @@ class Orphans:
         clear(path)
 
     async def goes_on(self, name: str) -> bool:
-        """Whether the job of an attempt that an earlier worker left is still running, as far as we can see."""
+        """Whether the job of an attempt that an earlier worker left is still running.  Raises DriverError while its host cannot be asked."""
         site = self.site_of(name)
         if site is None:
             return False
@@ -116,7 +116,10 @@ class Orphans:
         return {member for site in found if site is not None for member in site.members}
 
     async def sweep(self) -> None:
-        """Delete what dead workers of this recipe left and no worker took up; what still runs is only spoken of."""
+        """Delete what dead workers of this recipe left and no worker took up.
+
+        What still runs is only spoken of.  What is on a host that cannot be asked now stays for the next run of the recipe.
+        """
         folder, own = self._attempts, self.commits.run
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
@@ -126,7 +129,13 @@ class Orphans:
             if run != self.commits.run and not self._is_abandoned(run):
                 continue
             begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
-            going = [name for name in sorted(begun) if await self.goes_on(name)]
+            going, unseen = list[str](), set[str]()
+            for name in sorted(begun):
+                try:
+                    if await self.goes_on(name):
+                        going.append(name)
+                except DriverError:
+                    unseen.add(name)
             for name in going:
                 site = self.site_of(name)
                 where = (site.elsewhere if site is not None else "") or "this machine"
@@ -134,7 +143,7 @@ class Orphans:
                     f"{where} still runs a job of {run}, a run that is gone, and this run does not need it: start that one again to take it over"
                 )
             for name in names:
-                if name.partition(".")[0] not in going:
+                if name.partition(".")[0] not in unseen.union(going):
                     await asyncio.to_thread(delete_whole, Path(folder, name))
 
     def _is_abandoned(self, run: str) -> bool:

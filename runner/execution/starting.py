@@ -426,7 +426,8 @@ async def _open_state(work: Work, held: Held) -> bool:
         return False
     root, own = work.ws.home / "states" / key, (held.key or "-")[:24]
     holder = checkpoints.holder(root)
-    if holder and not holder.startswith(own) and (there := work.orphans.site_of(holder)) and await work.orphans.goes_on(holder):
+    there = work.orphans.site_of(holder) if holder and not holder.startswith(own) else None
+    if there is not None and await there.contact.insist(lambda: work.orphans.goes_on(holder)):
         # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
         await there.stop(Job(holder), GRACE)
         lock.release()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.base import Exit
+from drivers.base import Exit, Unreachable
+from runner.execution.orphans import Orphans
 from runner.execution.terms import Choice, Settings
 from runner.hosts import collecting, following
 from runner.hosts.contact import RemoteContact
@@ -334,6 +335,25 @@ def test_a_worker_killed_anywhere_is_followed_by_one_that_goes_on(space: Space, 
     space.run(settings=LOOPBACK, choice=Choice(again=("c",)))  # only a run that does something looks around
     assert os.listdir(space.root / ".recipe" / "attempts") == []
     assert os.listdir(there(space) / "attempts") == []
+
+
+def test_what_a_dead_run_left_on_a_host_that_cannot_be_asked_stays_for_the_next_run(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("steps: {s: {run: 'echo 1 > o', outputs: {o: o}}}")
+    space.run(settings=LOOPBACK)
+    assert space.summary is not None
+    left = space.root / ".recipe" / "attempts" / f"{'a' * 24}-{space.summary.run}-1-1"
+    left.mkdir(parents=True)
+    left.with_name(f"{left.name}.site").write_text("loopback host-1")
+
+    async def silent(orphans: Orphans, name: str) -> bool:
+        raise Unreachable("host-1 does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Orphans, "goes_on", silent)
+        space.run(settings=LOOPBACK, choice=Choice(again=("s",)))
+    assert left.exists()
+    space.run(settings=LOOPBACK, choice=Choice(again=("s",)))
+    assert os.listdir(left.parent) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])

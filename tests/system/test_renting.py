@@ -109,7 +109,7 @@ def test_a_step_whose_machine_is_lost_runs_on_another(space: Space, call: int) -
 # While it is measured, while it is asked what it has, and in its setup.
 @pytest.mark.parametrize(("fault", "call"), [("lost_on_call", 1), ("unreachable_on_call", 1), ("unreachable_on_call", 3), ("lost_on_call", 5)])
 def test_a_machine_that_is_of_no_use_before_a_step_runs_there_costs_an_offer(space: Space, fault: str, call: int) -> None:
-    cloud(space, faults={fault: call, "unreachable": 1})
+    cloud(space, faults={fault: call, "dark": int(fault != "lost_on_call")})
     space.recipe("setup: ['sleep 0.2']\nsteps:\n  s: {run: 'echo 1 > o', resources: {gpus: 1}, outputs: {o: o}}\n")
     space.run(settings=RENTED)
     assert provider(space) == ["created", "destroyed"] * 2
