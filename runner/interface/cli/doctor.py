@@ -14,6 +14,7 @@ from typing import Final
 
 from drivers import devices
 
+from ...agent import cgroups
 from ...hosts.probe import Finding
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
@@ -82,11 +83,11 @@ def _software() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    yield Finding("ok", "cores", str(len(os.sched_getaffinity(0))))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _memory_limit()
-    text = f"{memory / 1e9:.1f} GB"
-    yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
+    cores, group = cgroups.processors()
+    yield Finding("ok", "cores", f"{cores:g} (this group's limit; the machine has {os.cpu_count()})" if group else f"{cores:g}")
+    memory, group = cgroups.memory()
+    text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    yield Finding("ok", "memory", f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     found = devices.here(os.environ)
@@ -111,16 +112,6 @@ def _extensions() -> Iterator[Finding]:
             yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
     for problem in (*library.faults(), *extensions.driver_faults()):
         yield Finding("note", "packages", problem.message, problem.fix)
-
-
-def _memory_limit() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text("ascii").strip()
-        except OSError:
-            continue
-        return int(text) if text.isdecimal() else None
-    return None
 
 
 def _workspace(root: Path) -> Iterator[Finding]:
