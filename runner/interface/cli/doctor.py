@@ -18,7 +18,6 @@ from ...agent import cgroups
 from ...hosts.probe import Finding
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
-_NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
 _FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
 
 
@@ -115,6 +114,7 @@ def _extensions() -> Iterator[Finding]:
 
 
 def _workspace(root: Path) -> Iterator[Finding]:
+    from ...storage.disk import file_system
     from ...storage.store import home
 
     if not root.is_dir():
@@ -132,8 +132,8 @@ def _workspace(root: Path) -> Iterator[Finding]:
         trouble = _write_trouble(place)
         yield Finding("ok", what, f"{place}, writable") if not trouble else Finding("missing", what, f"{place}: {trouble}", advice)
     place = _existing(folder)
-    kind = _file_system(place)
-    if kind.startswith(_NETWORK):
+    kind, remote = file_system(place)
+    if remote:
         yield Finding("missing", "file system", f"{kind}, of a network", "set RECIPE_HOME to a folder on a local disk: locks and the store need one")
     else:
         yield Finding("ok", "file system", f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}")
@@ -170,22 +170,6 @@ def _reflinks(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the mount that holds `folder`: the longest mount point above it, the last one where several are stacked."""
-    path = os.path.realpath(folder)
-    best, kind = "", "unknown"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return kind
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind
 
 
 def _training() -> Iterator[Finding]:
