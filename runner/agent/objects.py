@@ -52,7 +52,7 @@ def sealed(request: Request, name: str) -> bool:
 
 
 def naming(name: str) -> TextIO:
-    """Until this is closed, nobody else gives the object its name.
+    """Until this is closed, no other question gives the object its name.
 
     Steps with equal outputs end at once, and a question whose stream broke is asked again while it is at work.
     """
