@@ -26,6 +26,8 @@ echo "root=$root"
 echo "home=$HOME"
 cpus=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null) && echo "cpus=$cpus"
 { read -r quota period </sys/fs/cgroup/cpu.max && [ "$quota" != max ] && echo "cpu_quota=$quota/$period"; } 2>/dev/null
+quota=/sys/fs/cgroup/cpu/cpu.cfs
+{ read -r most <${quota}_quota_us && read -r period <${quota}_period_us && [ "$most" -gt 0 ] && echo "cpu_quota=$most/$period"; } 2>/dev/null
 { while read -r name size _; do [ "$name" = MemTotal: ] && echo "memory=$((size * 1024))"; done </proc/meminfo; } 2>/dev/null
 for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
     { read -r size <"$limit" && [ "$size" != max ] && echo "memory=$size"; } 2>/dev/null

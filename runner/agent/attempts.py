@@ -6,7 +6,6 @@ newer has changed since.  `NAME.out` is touched when it is looked at, before its
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -142,9 +141,8 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
     request.arriving(request.partial)
     kept = []
-    with open("keep.lock", "w") as one:
-        fcntl.flock(one, fcntl.LOCK_EX)  # attempts with equal outputs end at once: the same name aside, and the same object
-        for output, name, copied in outputs:
+    for output, name, copied in outputs:
+        with objects.naming(name):
             if _kept(request, path, output, name, copied):
                 kept.append(name)
     request.tidy()

@@ -10,6 +10,7 @@ partial/SENDER/  what is arriving from whom; `.alive` is touched by every questi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from . import trees
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
     from .request import Request
 
@@ -47,6 +49,16 @@ def sealed(request: Request, name: str) -> bool:
             return file.read() == request.boot and trees.newest(place(name)) <= os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return False
+
+
+def naming(name: str) -> TextIO:
+    """Until this is closed, no other question gives the object its name.
+
+    Steps with equal outputs end at once, and a question whose stream broke is asked again while it is at work.
+    """
+    file = open("names.lock", "w", encoding="utf-8")  # noqa: SIM115  # the caller closes it
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, int(name[:15], 16))  # a byte for each name: who names another does not wait
+    return file
 
 
 def seal(request: Request, name: str, like: str = "") -> None:
@@ -299,24 +311,24 @@ def delete(request: Request, folder: str, names: Sequence[str]) -> None:
 def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
     """Give a tree that arrived its name.  False where its names, kinds and links are not those of `stamp`.  Raises Gone."""
     here, at = f"{request.partial}/{name}", place(name)
-    _there(here)
-    if trees.stamp_of(here) != stamp:
-        return False
-    for path, kind in list(trees.below(here)):
-        if kind == "d" or (rough and kind in "fx"):
-            os.chmod(f"{here}/{path}", 0o444 if kind == "f" else 0o555)
-    os.makedirs(os.path.dirname(at), exist_ok=True)
-    if os.path.lexists(f"{here}.json"):
-        os.rename(f"{here}.json", f"{at}.json")
-    try:
-        os.rename(here, at)
-    except OSError:
-        if not os.path.isdir(at):
-            raise
-        trees.remove(here)  # somebody else was faster
-    else:
-        os.chmod(at, 0o555)  # noqa: S103
-        seal(request, name)
+    with naming(name):
+        _there(here)
+        if trees.stamp_of(here) != stamp:
+            return False
+        if sealed(request, name):
+            trees.remove(here)  # somebody else was faster
+            trees.remove(f"{here}.json")
+        else:
+            for path, kind in list(trees.below(here)):
+                if kind == "d" or (rough and kind in "fx"):
+                    os.chmod(f"{here}/{path}", 0o444 if kind == "f" else 0o555)
+            os.makedirs(os.path.dirname(at), exist_ok=True)
+            if os.path.lexists(f"{here}.json"):
+                os.rename(f"{here}.json", f"{at}.json")
+            trees.remove(at)
+            os.rename(here, at)
+            os.chmod(at, 0o555)  # noqa: S103
+            seal(request, name)
     request.tidy()
     return True
 
@@ -326,12 +338,16 @@ def place_files(request: Request, names: Sequence[str]) -> list[str]:
     placed = []
     for name in names:
         here, at = f"{request.partial}/{name}", place(name)
-        if not os.path.lexists(here):
-            continue  # the answer to an earlier try may have been lost
-        os.makedirs(os.path.dirname(at), exist_ok=True)
-        os.chmod(here, 0o555 if name.endswith(".x") else 0o444)
-        os.rename(here, at)
-        seal(request, name)
+        with naming(name):
+            if not os.path.lexists(here):
+                continue  # the answer to an earlier try may have been lost
+            if sealed(request, name):
+                trees.remove(here)  # somebody else was faster
+            else:
+                os.makedirs(os.path.dirname(at), exist_ok=True)
+                os.chmod(here, 0o555 if name.endswith(".x") else 0o444)
+                os.rename(here, at)
+                seal(request, name)
         placed.append(name)
     request.tidy()
     return placed

@@ -1,4 +1,4 @@
-"""Processes of this machine: which there are, how one is ended, whether one was killed for want of memory.  Linux: /proc."""
+"""Processes of this machine: which there are, how one is ended.  Linux: /proc."""
 
 from __future__ import annotations
 
@@ -31,30 +31,6 @@ def kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         pass
-
-
-def oom_kills() -> int:
-    """How often the kernel has killed for memory: in our memory cgroup where it says so, else on this machine."""
-    try:
-        groups = read("/proc/self/cgroup").split(b"\n")
-    except OSError:
-        groups = []
-    candidates = []
-    for line in groups:
-        _, _, rest = line.partition(b":")
-        kinds, _, path = rest.partition(b":")
-        if kinds == b"memory":
-            candidates += [b"/sys/fs/cgroup/memory" + path + b"/memory.oom_control", b"/sys/fs/cgroup/memory/memory.oom_control"]
-        elif not kinds and path:
-            candidates += [b"/sys/fs/cgroup" + path + b"/memory.events"]
-    for file in [*candidates, b"/proc/vmstat"]:
-        try:
-            for line in read(file).split(b"\n"):
-                if line.startswith(b"oom_kill "):
-                    return int(line.split()[1])
-        except OSError:
-            continue
-    return 0
 
 
 def read(path: str | bytes) -> bytes:

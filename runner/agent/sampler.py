@@ -1,4 +1,4 @@
-"""What a host has to do while a job runs, and how far the job is: a line every 5 seconds beside the job's log.  Linux: /proc, cgroup 2, nvidia-smi.
+"""What a host has to do while a job runs, and how far the job is: a line every 5 seconds beside the job's log.  Linux: /proc, cgroups, nvidia-smi.
 
 For a job that prints into `NAME.log` each look is one JSON line of `NAME.host`, and the whole of `NAME.latest`, which goes when the job is over:
 
@@ -19,6 +19,7 @@ import json
 import os
 import time
 
+from . import cgroups
 from .processes import kill, read
 
 TYPE_CHECKING = False
@@ -58,7 +59,6 @@ class Sampler:
         self._gpus: dict[str, list[float | None]] = {}
         self._times = (0.0, 0.0)
         self._network = (0.0, 0, 0)
-        self._group = _group()
 
     def look(self, jobs: Iterable[tuple[bytes, bytes, bytes, bytes, bytes]]) -> None:
         """Write a line for each job: its name, its log, the names of its locks (GPUs among them), of how many steps it is or nothing, its PATH."""
@@ -67,7 +67,7 @@ class Sampler:
             if name not in self._watched:
                 self._watched[name] = _Watched(*about)
         self._ask_gpus()
-        host = {**self._processors(), **_memory(self._group), **self._net(time.monotonic())}
+        host = {**self._processors(), **_memory(), **self._net(time.monotonic())}
         for job in self._watched.values():
             sample = {"at": round(now, 1), **_progress(job, now), **self._of_gpus(job.gpus), **host}
             try:
@@ -173,9 +173,9 @@ class Sampler:
     def _processors(self) -> dict[str, float]:
         """The share of the processor time since the last look that was used; of the cgroup's where that is bounded."""
         try:
-            quota = _quota(self._group)
-            if quota:
-                used, whole = _field(f"{self._group}/cpu.stat", b"usage_usec") / 1e6, time.monotonic() * quota
+            quota, group = cgroups.processors()
+            if group:
+                used, whole = _used(group), time.monotonic() * quota
             else:
                 ticks = [int(word) for word in read("/proc/stat").split(b"\n", 1)[0].split()[1:9]]
                 used, whole = float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
@@ -228,17 +228,22 @@ def _progress(job: _Watched, now: float) -> dict[str, float]:
     return {}
 
 
-def _memory(group: str) -> dict[str, float]:
+def _memory() -> dict[str, float]:
+    _, group = cgroups.memory()
+    if group:
+        try:
+            if os.path.exists(f"{group}/memory.max"):
+                used = int(read(f"{group}/memory.current")) - _field(f"{group}/memory.stat", b"inactive_file")
+            else:
+                used = int(read(f"{group}/memory.usage_in_bytes")) - _field(f"{group}/memory.stat", b"total_inactive_file")
+            return {"ram_used_gb": _giga(used)}
+        except (OSError, ValueError):
+            pass  # it does not say: the machine does
     try:
         table = {line.split(b":")[0]: int(line.split()[1]) * 1024 for line in read("/proc/meminfo").split(b"\n") if line}
         used = table[b"MemTotal"] - table[b"MemAvailable"]
     except (OSError, ValueError, KeyError, IndexError):
         return {}
-    try:
-        if int(read(f"{group}/memory.max")) < table[b"MemTotal"]:
-            used = int(read(f"{group}/memory.current")) - _field(f"{group}/memory.stat", b"inactive_file")
-    except (OSError, ValueError):
-        pass  # no bound: it is the machine's
     return {"ram_used_gb": _giga(used)}
 
 
@@ -248,22 +253,12 @@ def _found(program: str, paths: Iterable[str]) -> str:
     return next((found for folder in folders if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)), "")
 
 
-def _group() -> str:
-    """The folder of our cgroup."""
+def _used(group: str) -> float:
+    """Seconds of processor time that a group took."""
     try:
-        path = next(line[3:] for line in read("/proc/self/cgroup").decode().split("\n") if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return "/sys/fs/cgroup"
-    return f"/sys/fs/cgroup{path}".rstrip("/")
-
-
-def _quota(group: str) -> float:
-    """Processors that a cgroup may use; 0: all."""
-    try:
-        most, period = read(f"{group}/cpu.max").split()
-        return int(most) / int(period)
-    except (OSError, ValueError):
-        return 0.0
+        return _field(f"{group}/cpu.stat", b"usage_usec") / 1e6
+    except ValueError:
+        return int(read(f"{group}/cpuacct.usage")) / 1e9
 
 
 def _field(path: str, name: bytes) -> int:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 import time
 
+from .cgroups import oom_kills
 from .clients import Clients
 from .contact import Contact
 from .ends import Ends
@@ -36,7 +37,7 @@ from .job import SIGCONT, SIGKILL, SIGTERM, Job, signal_of
 from .journal import began, escaped, line
 from .locks import free_locks, take_locks
 from .loop import Loop
-from .processes import kill, kill_group, oom_kills, processes, words
+from .processes import kill, kill_group, processes, words
 from .remains import HOPELESS, Remains
 from .slots import Slots
 from .spawning import spawn, why_not

@@ -231,7 +231,7 @@ def _hours(found: Survey) -> float | None:
 
 def at_once(found: Survey, host_pool: HostPool) -> int:
     """How many steps run at once by default: as many as there are processors here, or places elsewhere."""
-    processors = len(os.sched_getaffinity(0))
+    processors = host_pool.here.capacity.processors
     if host_pool.priced:  # how many a machine takes is seen when it is up
         return processors + len(sent(found, host_pool))
     return sum(site.capacity.slots or 1 for site in host_pool.sites) if host_pool.away else processors

@@ -51,6 +51,11 @@ class Capacity:
         """The GPUs that a program sees here which is given none."""
         return tuple(self._devices())
 
+    @property
+    def processors(self) -> int:
+        """Whole processors, at least one."""
+        return max(1, int(self.machine["cpus"]))
+
     def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
         """The share of one node in the GPUs that were picked here."""
         return tuple(devices)
@@ -131,7 +136,7 @@ class _Seen(Mapping[str, int]):
         if name == "gpus":
             return len(self._capacity.devices) if self._share is None else self._share
         if name == "cpus":
-            return int(self._capacity.machine["cpus"])
+            return self._capacity.processors
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,7 +187,7 @@ class HostPool:
         kept = _by_machine(await self.leases.adopt())  # before what others left: what is ours may be past its time, and steps of ours run there
         await self._upkeep.tidy()
         if self.priced:
-            self.here.capacity.slots = len(os.sched_getaffinity(0))
+            self.here.capacity.slots = self.here.capacity.processors
         else:
             await self._fill(kept, want)
         for rows in kept.values():

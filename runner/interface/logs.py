@@ -149,6 +149,14 @@ def kept(ws: Workspace, run: str, part: Part) -> Path:
     return ws.kept(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 
+class LogTail(Protocol):
+    """One log, read on from where it was read to."""
+
+    def read(self) -> bytes: ...
+    def rest(self, write: Callable[[bytes], None]) -> None: ...
+    def close(self) -> None: ...
+
+
 class Tail:
     """One log, read on from where it was read to.  A raw one is held open: that it is moved or removed when its attempt ends loses nothing."""
 
@@ -191,7 +199,7 @@ def tail_of(ws: Workspace, run: str, part: Part) -> Tail | Rows | None:
     return None
 
 
-def available(tail: Tail | Rows, ended: bool) -> Iterator[bytes]:
+def available(tail: LogTail, ended: bool) -> Iterator[bytes]:
     """What is there by now; of a log that is over all to its end."""
     while data := tail.read():
         yield data

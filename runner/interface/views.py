@@ -15,9 +15,10 @@ from ..planning.ids import bare
 from ..planning.schedule import word
 from ..storage.files import Content
 from ..storage.ledger import LeaseRow, Ledger, of_user
-from ..storage.runs import FINAL, STEP_FINAL, Event, RunRow
+from ..storage.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey import run_graph
+from ..survey.run_graph import RunGraph
 from .reported import links
 
 HIDDEN = ("log", "metrics", "env_files", "secrets", "offered", "generation")
@@ -67,7 +68,8 @@ def _listed(ws: Workspace, row: RunRow, tally: Mapping[tuple[str, str], int]) ->
 
 def detail(ws: Workspace, row: RunRow) -> Facts:
     """A run with all that is known of it."""
-    steps, hosts = _in_order(ws, row.id, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
+    graph = run_graph.recall(ws, row.id)
+    steps, hosts = _in_order(graph, ws.store.runs.steps(row.id)), ws.store.runs.places([row.id])
     tries: dict[str, int] = {}
     attempts = ws.store.runs.attempts(row.id)
     for attempt in attempts:
@@ -75,7 +77,7 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
     leases = _leases(ws, row.id)
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         cost = sum(spent.usd for spent in ledger.costs([lease.key for lease in leases]).values())
-    progress = _progress(ws, row, {id: step.state for id, step in steps.items()})
+    progress = _progress(ws, row, graph, {id: step.state for id, step in steps.items()})
     price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
         **listed(ws, [row])[0],
@@ -89,30 +91,27 @@ def detail(ws: Workspace, row: RunRow) -> Facts:
             {"id": id, "state": step.state, "reason": step.reason, "attempts": tries.get(id, 0), "host": hosts.get((row.id, id), "")}
             for id, step in steps.items()
         ],
-        "graph": _graph(ws, row.id),
-        "outputs": outputs(ws, row),
+        "graph": _graph(graph),
+        "outputs": _outputs(ws, row, graph, attempts),
         "links": [each._asdict() for each in links(ws, row, attempts)],
     }
 
 
-def _in_order(ws: Workspace, run: str, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
+def _in_order(graph: RunGraph | None, by_step: Mapping[str, _Known]) -> dict[str, _Known]:
     """What is known by step, in the order of the plan."""
-    graph = run_graph.recall(ws, run)
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
     return dict(sorted(by_step.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0])))
 
 
-def _graph(ws: Workspace, run: str) -> list[Facts]:
-    graph = run_graph.recall(ws, run)
+def _graph(graph: RunGraph | None) -> list[Facts]:
     if graph is None:
         return []
     fresh = Counter(bare(id) for id in graph.fresh)
     return [{"step": step, "needs": needs, "instances": graph.instances[step], "fresh": fresh[step]} for step, needs in graph.needs.items()]
 
 
-def _progress(ws: Workspace, row: RunRow, states: Mapping[str, str]) -> Facts:
+def _progress(ws: Workspace, row: RunRow, graph: RunGraph | None, states: Mapping[str, str]) -> Facts:
     """How many steps are over, and how long the others took before."""
-    graph = run_graph.recall(ws, row.id)
     fresh = row.data.get("fresh")
     over = sum(state in STEP_FINAL for state in states.values()) + (len(graph.fresh) if graph is not None else fresh if isinstance(fresh, int) else 0)
     total = max(sum(graph.instances.values()), over) if graph is not None else over if row.state in FINAL else None
@@ -130,7 +129,12 @@ def _percent(over: int, total: int | None) -> float | None:
 
 def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
     """What the steps of a run made, or found made, by STEP.OUTPUT; of one that another machine carried out its results, by their names."""
-    made = _in_order(ws, row.id, made_by(ws, row))
+    return _outputs(ws, row, run_graph.recall(ws, row.id), ws.store.runs.attempts(row.id))
+
+
+def _outputs(ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> list[Facts]:
+    keys = dict(graph.fresh) if graph is not None else {}
+    made = _in_order(graph, keys | {attempt.step: attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key})
     traces = ws.store.index.traces(list(made.values()))
     contents = {f"{step}.{each[0]}": each[2] for step, key in made.items() if key in traces for each in traces[key].outputs}
     sizes = {each.name: each.size for each in row.outputs}
@@ -143,13 +147,6 @@ def outputs(ws: Workspace, row: RunRow) -> list[Facts]:
         size = len(tiny[content]) if content in tiny else seal.size if seal is not None else sizes.get(name)
         found.append({"name": name, "content": content, "bytes": size, "folder": content[0] == "t"})
     return found
-
-
-def made_by(ws: Workspace, row: RunRow) -> dict[str, str]:
-    """The keys of the results of a run, by step."""
-    graph = run_graph.recall(ws, row.id)
-    keys = dict(graph.fresh) if graph is not None else {}
-    return keys | {attempt.step: attempt.key for attempt in ws.store.runs.attempts(row.id) if attempt.outcome == "done" and attempt.key}
 
 
 FILES = 1000

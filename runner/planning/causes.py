@@ -12,7 +12,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "nan": "take a smaller learning rate, more warmup steps, or precision bf16 instead of fp16, and look for broken rows in the data",
     "stalled": "`recipe logs` shows where it stood: most often a data loader, a lock or another process of the training waits for ever",
     "preempted": "`retries: {preemption: N}` allows more of them, and with a `state` the next attempt resumes from a checkpoint",
-    "disk": "`recipe gc` frees what is stored and no longer needed; `keep` of a state bounds its checkpoints",
+    "disk": "`recipe gc` frees what is no longer needed here, on a host free some below its `root`; `keep` of a state bounds its checkpoints",
     "poison": "its workers died of it: `recipe logs` shows its end; more memory for the worker, or fewer steps at once, may help",
 }
 """What to do about a cause, by the word that is stored as the reason."""

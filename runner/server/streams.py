@@ -11,17 +11,17 @@ from typing import Annotated, Final, Literal, TypeAlias
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from ..errors import CannotRun
 from ..interface.logs import Part, Tail, available, kept, missing, tail_of
 from ..interface.reported import reported
 from ..planning.ids import names
-from ..storage.workspace import Workspace
+from ..survey.rows import Rows, bring
 from . import ranged
 from .answers import Refused
 from .pulse import LOOK, Beat, Pulse
-from .room import READ_RUN, Caller, InRoom, run_of
+from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, shown
 from .tokens import Token
 
@@ -103,12 +103,45 @@ async def _event_stream(
 # -- logs -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def opened(ws: Workspace, run: str, part: Part) -> Tail | None:
-    """The log of an attempt from its beginning, masked.  None: there is none yet, or no more, or it cannot be masked before its step is over."""
-    with suppress(CannotRun):
-        tail = None if missing(ws, run, part) else tail_of(ws, run, part)
-        return tail if isinstance(tail, Tail) else None  # rows of a database are not read by several threads
-    return None
+class Elsewhere:
+    """A log that another machine writes, from its beginning: rows of the database, which are read by whichever thread has a workspace just then."""
+
+    def __init__(self, room: Room, run: str, part: Part) -> None:
+        self._room, self._run, self._part, self._offset = room, run, part, 0
+
+    def read(self) -> bytes:
+        """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
+        with self._room.reading() as ws:
+            rows = Rows(ws, self._run, kept(ws, self._run, self._part).stem, "log")
+            rows.offset = self._offset
+            data = rows.read()
+            self._offset = rows.offset
+            return data
+
+    def rest(self, write: Callable[[bytes], object]) -> None:
+        """Everything to the end."""
+        while data := self.read():
+            write(data)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def opened(room: Room, run: str, part: Part) -> Tail | Elsewhere | None:
+    """The log of an attempt from its beginning, masked; None where there is none yet, or no more.
+
+    Raises Refused where it cannot be masked before its step is over.
+    """
+    with room.reading() as ws:
+        try:
+            hidden = bool(missing(ws, run, part))
+            tail = None if hidden else tail_of(ws, run, part)
+        except CannotRun:
+            hidden = True
+        if hidden:
+            words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
+            raise Refused(409, "not-masked", words, "try again when the step is over")
+    return Elsewhere(room, run, part) if isinstance(tail, Rows) else tail
 
 
 def chosen(beat: Beat, step: str, attempt: int) -> Part | None:
@@ -138,14 +171,13 @@ async def logs(
     if part is None and (not follow or beat.over):
         raise Refused(404, "no-log", "no such step of the run has begun", f"GET /v1/runs/{run} lists its steps")
 
-    def begun(found: Part) -> Tail | None:
-        with room.reading() as ws:
-            return opened(ws, run, found)
-
     def whole(found: Part) -> Response | None:
         with room.reading() as ws:
+            path = kept(ws, run, found)
             try:
-                file = kept(ws, run, found).open("rb")
+                if found.ended:
+                    bring(ws, run, path)
+                file = path.open("rb")
             except FileNotFoundError:
                 return Response(b"", media_type=_TEXT) if found.ended else None  # it printed nothing, and nothing is kept
             return ranged.sent(file, range, f"{run}-{found.step}.log", _TEXT, offset=offset)
@@ -154,16 +186,13 @@ async def logs(
         return answer
     if follow:
         pulse.allow(caller)
-        lines = _followed(pulse, caller, request, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt), begun)
+        lines = _followed(pulse, caller, request, room, run, offset, lambda found: chosen(found, step, part.number if part is not None else attempt))
         return StreamingResponse(lines, media_type=_TEXT, headers=_HEADERS)
-    tail = await run_in_threadpool(begun, part) if part is not None else None
-    if tail is None:
-        words = "the log cannot be read before its step is over: it has secrets that are not set for the server"
-        raise Refused(409, "not-masked", words, "try again when the step is over")
-    return StreamingResponse(_so_far(tail, offset), media_type=_TEXT)
+    tail = await run_in_threadpool(opened, room, run, part) if part is not None else None
+    return StreamingResponse(_so_far(tail, offset) if tail is not None else (), media_type=_TEXT)
 
 
-def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
+def _so_far(tail: Tail | Elsewhere, offset: int) -> Iterator[bytes]:
     """What a log that is being written has by now, from an offset."""
     passed = 0
     with closing(tail):
@@ -173,10 +202,10 @@ def _so_far(tail: Tail, offset: int) -> Iterator[bytes]:
 
 
 async def _followed(
-    pulse: Pulse, caller: Token, request: Request, run: str, offset: int, which: Callable[[Beat], Part | None], begun: Callable[[Part], Tail | None]
+    pulse: Pulse, caller: Token, request: Request, room: Room, run: str, offset: int, which: Callable[[Beat], Part | None]
 ) -> AsyncIterator[bytes]:
     """A log as it grows, until its attempt is over."""
-    tail: Tail | None = None
+    tail: Tail | Elsewhere | None = None
     passed = 0
     async with pulse.stream(caller, request) as gone:
         try:
@@ -185,8 +214,9 @@ async def _followed(
                 part = which(beat)
                 over = beat.over or (part is not None and part.ended)
                 if tail is None and part is not None:
-                    tail = await run_in_threadpool(begun, part)
-                for data in available(tail, over) if tail is not None else ():
+                    with suppress(Refused):  # it can be read when it is over
+                        tail = await run_in_threadpool(opened, room, run, part)
+                async for data in _new(tail, over):
                     yield data[max(0, offset - passed) :]
                     passed += len(data)
                 if over:
@@ -195,6 +225,15 @@ async def _followed(
         finally:
             if tail is not None:
                 tail.close()
+
+
+async def _new(tail: Tail | Elsewhere | None, over: bool) -> AsyncIterator[bytes]:
+    if isinstance(tail, Tail):
+        for data in available(tail, over):
+            yield data
+    elif tail is not None:  # a database is asked
+        async for data in iterate_in_threadpool(available(tail, over)):
+            yield data
 
 
 # -- metrics --------------------------------------------------------------------------------------------------------------------------------------

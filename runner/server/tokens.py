@@ -12,6 +12,7 @@ from secrets import token_urlsafe
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..errors import Unusable
+from ..storage.files import no_space
 from ..storage.locks import Locks
 
 Scope: TypeAlias = Literal["read", "operate", "admin"]
@@ -90,14 +91,18 @@ class Tokens:
         return True
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Raises Infrastructure where the disk does not take them."""
         new = self._path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump([token._asdict() for token in tokens], file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                json.dump([token._asdict() for token in tokens], file)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise no_space(error, str(self._path)) from error
 
 
 def _digest(secret: str) -> str:

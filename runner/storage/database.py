@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from ..errors import Corrupt, Infrastructure, StoreBusy, Unusable
 from .crash import crashpoint
+from .disk import file_system
 from .files import no_space
 from .locks import Locks
 
@@ -29,10 +30,6 @@ Row: TypeAlias = "tuple[Any, ...]"
 
 PATIENCE: Final = 30.0  # seconds that a writer waits for another
 _MAGIC = b"SQLite format 3\0"
-_NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs"}
-    | {"afs", "9p", "orangefs", "pvfs2"}
-)
 
 
 class Kind(NamedTuple):
@@ -259,7 +256,10 @@ def _make(path: Path, kind: Kind) -> None:
     try:
         for folder in ("", *kind.folders):
             (root / folder).mkdir(parents=True, exist_ok=True)
-        _refuse_network(root, kind)
+        mounted, remote = file_system(root)
+        if remote:
+            why = f"{root} is on a network file system ({mounted}), where locks and SQLite are not safe"
+            raise Unusable(why, fix=f"set {kind.variable} to a place on a local disk")
         if path.exists():
             return
         with Locks(root / "locks").hold("store"):
@@ -301,22 +301,6 @@ def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
         with contextlib.suppress(sqlite3.Error):
             db.execute("ROLLBACK")
         raise
-
-
-def _refuse_network(root: Path, kind: Kind) -> None:
-    device = root.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 6 and fields[2] == wanted and "-" in fields:
-            mounted = fields[fields.index("-") + 1]
-            if mounted in _NETWORK:
-                why = f"{root} is on a network file system ({mounted}), where locks and SQLite are not safe"
-                raise Unusable(why, fix=f"set {kind.variable} to a place on a local disk")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,11 @@ from ..errors import Corrupt
 from . import files
 from .files import Entry
 
+_NETWORK = (
+    *("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs"),
+    *("9p", "afs", "orangefs", "pvfs2"),
+)
+"""How the names of network file systems begin."""
 SYNCED = 1 << 20
 """Bytes; from here on an object is on the disk before anybody hears of it."""
 MODE = {"f": 0o444, "x": 0o555}
@@ -300,3 +305,19 @@ def fail(path: str, error: OSError) -> NoReturn:
 
 def changed(path: str) -> NoReturn:
     raise Corrupt(f"{path}: changed while it was put away", fix="leave it alone while recipe runs, and run again")
+
+
+def file_system(folder: Path) -> tuple[str, bool]:
+    """The kind of the mount that holds `folder`, which is there, and whether it is of a network: locks and SQLite are not safe there."""
+    path = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return kind, False
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):  # of several that are stacked the last
+            best, kind = point, after.split()[0]
+    return kind, kind.startswith(_NETWORK)

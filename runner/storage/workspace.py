@@ -239,9 +239,10 @@ class Workspace:
             self.cache.note(path, content)
 
     def machine(self) -> Mapping[str, float]:
-        """What this machine has: cpus, and memory in bytes."""
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return {"cpus": float(len(os.sched_getaffinity(0))), "memory": float(pages)}
+        """What this process may have of this machine: cpus, maybe a part of one, and memory in bytes."""
+        from ..agent import cgroups
+
+        return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}
 
     @cached_property
     def devices(self) -> Sequence[Device]:

@@ -26,15 +26,15 @@ class Rows:
 
     def __init__(self, ws: Workspace, run: str, attempt: str, stream: str) -> None:
         self._ws, self._run, self._attempt, self._stream = ws, run, attempt, stream
-        self._offset = 0
+        self.offset = 0
 
     def read(self) -> bytes:
         """What is new, at most a part of it.  Raises Infrastructure where the store does not give it."""
         found = []
-        for chunk in self._ws.store.runs.exchange.chunks(self._run, self._attempt, self._stream, self._offset):
-            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self._offset - chunk.offset) :]
+        for chunk in self._ws.store.runs.exchange.chunks(self._run, self._attempt, self._stream, self.offset):
+            data = self._object(Content(chunk.content)) if chunk.content else chunk.data[max(0, self.offset - chunk.offset) :]
             found.append(data)
-            self._offset += len(data)
+            self.offset += len(data)
         return b"".join(found)
 
     def rest(self, write: Callable[[bytes], object]) -> None:
@@ -54,7 +54,7 @@ class Rows:
         if cache is None or cache.bring([content]):
             raise Infrastructure(f"the {self._stream} of {self._attempt} cannot be had from the shared store", fix="`recipe config` says which it is")
         with self._ws.objects.path(content).open("rb") as file:
-            return os.pread(file.fileno(), PIECE, self._offset)
+            return os.pread(file.fileno(), PIECE, self.offset)
 
 
 def is_elsewhere(ws: Workspace, run: str) -> bool:
@@ -65,11 +65,15 @@ def is_elsewhere(ws: Workspace, run: str) -> bool:
 def kept(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
     """Where what an attempt that is over printed (`.log`), measured (`.metrics`) or had around it (`.host`) is kept; brought if it can be."""
     path = ws.kept(attempt.run, attempt.step, attempt.n, ending)
-    if not path.exists() and is_elsewhere(ws, attempt.run):
-        with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
-            if data := Rows(ws, attempt.run, path.name.removesuffix(ending), ending[1:]).whole():
-                ws.write(path, data)
+    with contextlib.suppress(RecipeError):  # the store cannot be reached: as if it were not kept
+        bring(ws, attempt.run, path)
     return path
+
+
+def bring(ws: Workspace, run: str, path: Path) -> None:
+    """Have what an attempt that is over printed or measured at `path`, if it did.  Raises Infrastructure where the store does not give it."""
+    if not path.exists() and is_elsewhere(ws, run) and (data := Rows(ws, run, path.stem, path.suffix[1:]).whole()):
+        ws.write(path, data)
 
 
 def so_far(ws: Workspace, run: str, step: str, number: int, path: Path) -> Sequence[dict[str, metrics.Value]]:

@@ -138,6 +138,7 @@ def test_an_answer_that_cannot_be_written_is_reported_without_a_traceback(tmp_pa
         ("list", ">&-", 0),
         ("list", ">&- 2>&-", 0),
         ("schema", "| :", 0),
+        ("run nowhere.yaml", "2>/dev/full", 3),
     ):
         line = f"{sys.executable} -m runner.interface.cli.main {words} {closed}"
         done = subprocess.run(

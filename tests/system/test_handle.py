@@ -17,6 +17,7 @@ import runner
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run
+from runner.survey import run_graph
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.servers.rest import Rest
@@ -294,6 +295,13 @@ def test_a_wrong_token_and_a_stranger_are_distinguished(proxied: tuple[Rest, Pro
     monkeypatch.setattr("runner.interface.handle.core.FEW", 1)
     with pytest.raises(Infrastructure, match="does not answer"):
         runner.run_of("x", to=f"http://127.0.0.1:{port}")
+
+
+def test_a_status_reads_the_graph_of_its_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, reads = folder(tmp_path / "w"), list[str]()
+    run, recall = runner.run_of(runner.run("talk", {}, workspace=root).run, workspace=root), run_graph.recall
+    monkeypatch.setattr(run_graph, "recall", lambda ws, id: reads.append(id) or recall(ws, id))
+    assert run.status().progress.percent == 100 and reads == [run.id]
 
 
 def test_without_httpx_the_fix_is_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
 from runner.survey.survey import Request, survey
 from tests.servers.moto import Moto
+from tests.servers.rest import Rest
 from tests.support import Space, until
 from tests.system.test_worker import Silent
 from tests.test_tutorial import BLOCK, commands, matches, ran
@@ -395,7 +397,7 @@ steps:
 
 
 def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_when_they_are_over(
-    machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch
+    machines: tuple[Machine, Machine, Machine], url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(chunks, "EVERY", 0.05)
     monkeypatch.setattr(chunks, "LOG_CAP", 100)
@@ -414,8 +416,14 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
 
     follower = threading.Thread(target=follow)
     follower.start()
+    for name, value in a.env.items():
+        monkeypatch.setenv(name, value)
+    rest = Rest(a.space.root)
+    request.addfinalizer(rest.end)
     until(lambda: b"first" in heard.text, seconds=30)
     assert b"last" not in heard.text
+    assert rest.ask("GET", f"/v1/runs/{run}/logs").text == "first ***\n"
+    followed = ThreadPoolExecutor(1).submit(rest.ask, "GET", f"/v1/runs/{run}/logs?follow=true&offset=2")
 
     def told() -> tuple[dict[str, object], dict[str, float]]:
         with Workspace.open(a.space.root, environ=a.env) as ws:
@@ -428,6 +436,9 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
     follower.join(30)
     (kept,) = (b.space.root / ".recipe/runs" / run).glob("talk.1.log")
     assert heard.text == kept.read_bytes()
+    assert followed.result().content == heard.text[2:]
+    assert rest.ask("GET", f"/v1/runs/{run}/logs").content == heard.text
+    assert rest.ask("GET", f"/v1/runs/{run}/logs", headers={"Range": "bytes=0-4"}).text == "first"
     assert re.fullmatch(rb"first \*\*\*\n0+\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n0+7\nlast\n", heard.text)
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*), max(length(data)) FROM chunks").fetchone() == (3, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from runner.errors import Infrastructure
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
 from tests.servers.rest import Rest
@@ -192,6 +194,20 @@ def test_a_token_that_expired_or_was_removed_is_none(tmp_path: Path) -> None:
     old, expired = tokens.make("read", expires=time.time() - 1)
     assert tokens.of(expired) is None and tokens.of("") is None and Tokens(tmp_path / "server", Locks(tmp_path)).of(secret) is not None
     assert tokens.remove(old.id) and not tokens.remove(old.id)
+
+
+def test_a_token_that_the_disk_does_not_take_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens(tmp_path / "server", Locks(tmp_path))
+    first, _ = tokens.make("read")
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(Infrastructure, match="the disk is full"):
+        patched.setattr(os, "fsync", full)
+        tokens.make("read")
+    second, _ = tokens.make("read")
+    assert [token.id for token in tokens.all()] == [first.id, second.id]
 
 
 def test_only_what_is_encrypted_leaves_the_machine(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Busy, RecipeError, Unusable
+from runner.interface.cli.main import main
 from runner.storage import database, files
 from runner.storage import store as module
 from runner.storage.database import Kind
@@ -181,14 +182,19 @@ def test_a_busy_database_is_said_after_a_while(root: Path, store: Store, monkeyp
         other.runs.submit(RUN)
 
 
-def test_a_network_file_system_is_refused_by_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["nfs4", "afs", "fuse.sshfs"])
+def test_a_network_file_system_is_refused_by_name_and_by_doctor(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     Store.open(root).close()
-    device = root.stat().st_dev
-    line = f"1 2 {os.major(device)}:{os.minor(device)} / / rw - nfs4 server:/x rw\n"
-    monkeypatch.setattr(module.Path, "read_text", lambda *_: line)
-    with pytest.raises(Unusable, match="nfs4") as caught:
+    mounts = f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {root.parent} rw - {kind} server:/x rw\n3 1 8:2 / /elsewhere rw - ext4 /dev/y rw\n"
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *args, **named: mounts if path.name == "mountinfo" else read(path, *args, **named))
+    with pytest.raises(Unusable, match=kind) as caught:
         Store.open(root)
     assert "RECIPE_HOME" in caught.value.fix
+    assert main(["doctor", "-C", str(root.parent)]) == 2
+    assert f"{kind}, of a network" in capsys.readouterr().out
 
 
 def test_two_workspaces_below_one_recipe_home_do_not_meet(tmp_path: Path) -> None:

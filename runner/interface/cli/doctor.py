@@ -14,10 +14,10 @@ from typing import Final
 
 from drivers import devices
 
+from ...agent import cgroups
 from ...hosts.probe import Finding
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
-_NETWORK: Final = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.sshfs", "fuse.s3fs", "9p")
 _FICLONE: Final = 0x40049409  # share the bytes of one file with another, linux/fs.h
 
 
@@ -82,11 +82,11 @@ def _software() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    yield Finding("ok", "cores", str(len(os.sched_getaffinity(0))))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _memory_limit()
-    text = f"{memory / 1e9:.1f} GB"
-    yield Finding("ok", "memory", text if limit is None or limit >= memory else f"{limit / 1e9:.1f} GB (this group's limit; the machine has {text})")
+    cores, group = cgroups.processors()
+    yield Finding("ok", "cores", f"{cores:g} (this group's limit; the machine has {os.cpu_count()})" if group else f"{cores:g}")
+    memory, group = cgroups.memory()
+    text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    yield Finding("ok", "memory", f"{memory / 1e9:.1f} GB (this group's limit; the machine has {text})" if group else text)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     found = devices.here(os.environ)
@@ -113,17 +113,8 @@ def _extensions() -> Iterator[Finding]:
         yield Finding("note", "packages", problem.message, problem.fix)
 
 
-def _memory_limit() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text("ascii").strip()
-        except OSError:
-            continue
-        return int(text) if text.isdecimal() else None
-    return None
-
-
 def _workspace(root: Path) -> Iterator[Finding]:
+    from ...storage.disk import file_system
     from ...storage.store import home
 
     if not root.is_dir():
@@ -141,8 +132,8 @@ def _workspace(root: Path) -> Iterator[Finding]:
         trouble = _write_trouble(place)
         yield Finding("ok", what, f"{place}, writable") if not trouble else Finding("missing", what, f"{place}: {trouble}", advice)
     place = _existing(folder)
-    kind = _file_system(place)
-    if kind.startswith(_NETWORK):
+    kind, remote = file_system(place)
+    if remote:
         yield Finding("missing", "file system", f"{kind}, of a network", "set RECIPE_HOME to a folder on a local disk: locks and the store need one")
     else:
         yield Finding("ok", "file system", f"{kind}, {'shares bytes between copies' if _reflinks(place) else 'copies are copies (no reflinks)'}")
@@ -179,22 +170,6 @@ def _reflinks(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the mount that holds `folder`: the longest mount point above it, the last one where several are stacked."""
-    path = os.path.realpath(folder)
-    best, kind = "", "unknown"
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return kind
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind
 
 
 def _training() -> Iterator[Finding]:

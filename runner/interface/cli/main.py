@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ def _flushed(code: int) -> int:
         return _unheard() or code
     except OSError as error:
         _discard()
-        print(f"recipe: the answer could not be written: {error.strerror}", file=sys.stderr)
+        _complain(f"recipe: the answer could not be written: {error.strerror}\n")
         return code or 5
     return code
 
@@ -85,7 +86,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     if isinstance(error, OSError):  # the disk, the network, a limit of the system: no bug, wherever it struck
         if error.strerror is None:
             raise error
-        print(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        _complain(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
         return 5
     if not isinstance(error, RecipeError):
         raise error
@@ -94,10 +95,17 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
 
         format = next((word.partition("=")[2] or words[n + 1] for n, word in enumerate(words) if word.startswith("--format")), "text")
         shown = format if format in ("json", "github", "sarif") else "text"
-        print(render(error.problems, shown, sys.stderr.isatty()), end="", file=sys.stderr if shown == "text" else sys.stdout)  # type: ignore[arg-type]
+        text = render(error.problems, shown, sys.stderr.isatty())  # type: ignore[arg-type]
+        _complain(text) if shown == "text" else sys.stdout.write(text)
     else:
-        print(readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")), file=sys.stderr)
+        _complain(readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")) + "\n")
     return error.exit_code
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):  # a log on the disk that is full: the exit code says it still
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":
