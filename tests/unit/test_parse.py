@@ -131,6 +131,11 @@ def test_a_key_whose_value_is_wrong_is_not_missing_too() -> None:
     assert len(found := problems(text)) == 2 and "must be" in found[0] and "must be" in found[1]
 
 
+def test_a_secret_called_by_its_variable_is_named_by_its_input() -> None:
+    [found] = problems("recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n")
+    assert found.endswith('($WANDB_API_KEY is the input "key": write that)')
+
+
 @pytest.mark.parametrize("step", ["{cmd: x}", "{accelerte: {script: t.py}}", "{run: [x], outputs: {o: {pth: x}}}"])
 def test_a_misspelt_key_is_not_missing_too(step: str) -> None:
     [found] = problems(f"recipe: r@1\nsteps: {{s: {step}}}\n")
