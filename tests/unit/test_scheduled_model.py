@@ -34,7 +34,7 @@ from runner.hosts.inventory import Inventory
 from runner.hosts.kept import KeptLeases
 from runner.hosts.leases import Heard
 from runner.hosts.pool import HostPool
-from runner.hosts.sites import Site
+from runner.hosts.sites import Shell, Site
 from runner.planning.schedule import LIMIT, ORPHANED, Move, Outcome, Scheduler, State, Task
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.ledger import LeaseRow
@@ -57,7 +57,7 @@ class Place(Site):
         host = SimpleNamespace(free=None, aclose=_nothing)
         stub: Any = SimpleNamespace()
         room = {"cpus": 8.0, "memory": float("inf")}
-        super().__init__(stub, name, host, room, lambda: [Device(n, "") for n in range(CARDS)], python="", path="", login={})  # type: ignore[arg-type]
+        super().__init__(stub, name, host, room, lambda: [Device(n, "") for n in range(CARDS)], Shell("", "", {}))  # type: ignore[arg-type]
         self.lease, self.machine = lease, machine
 
     def paths(self, attempt: Any) -> Any:
