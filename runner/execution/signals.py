@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,14 +41,14 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
 
     One that comes during an import waits for its end: Python would keep its import lock, and what connects in another thread wait for that for ever.
     """
-    here = threading.get_ident()
+    here, around = threading.get_ident(), _imports(sys._getframe())  # a program may call this while it is imported itself
 
     def again(number: int) -> None:
         time.sleep(IMPORTS)
         signal.pthread_kill(here, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        if _imports(frame):
+        if _imports(frame) > around:
             _thread.start_new_thread(again, (number,))  # without the locks of `threading`, which this thread may hold
             return
         say("interrupted before any step began")
@@ -66,10 +67,13 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _imports(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+def _imports(frame: FrameType | None) -> int:
+    """How many frames of imports there are from this one outwards."""
+    count = 0
+    while frame is not None:
+        count += frame.f_globals.get("__name__") == "importlib._bootstrap"
         frame = frame.f_back
-    return frame is not None
+    return count
 
 
 def apart(call: Callable[[], T], interrupted: Callable[[], object]) -> T:

@@ -36,6 +36,14 @@ def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch
     del sys.modules["interrupted"], interrupted
 
 
+def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["import signal", "from runner.execution.signals import preparing", "with preparing(print):", "    signal.raise_signal(signal.SIGINT)"]
+    (tmp_path / "running.py").write_text("\n".join([*words, ""]))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import running  # type: ignore[import-not-found]  # noqa: F401
+
+
 def test_an_interrupt_that_strikes_an_exec_is_an_exit_code(tmp_path: Path) -> None:
     lines = ["import sys", "from runner.interface.cli import main, verbs", "verbs.run = lambda words: exec('raise KeyboardInterrupt')"]
     (tmp_path / "struck.py").write_text("\n".join([*lines, "sys.exit(main.main([]))", ""]))
