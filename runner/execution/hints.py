@@ -62,9 +62,13 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
 
 def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
     """What to write so that a step finds an environment variable which it missed."""
-    secret = tokenlike(name, environ.get(name) or "*" * 16)
+    if listed := next((each for each in spec.secrets if each.variable == name), None):
+        return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
+    secret = name in spec.unlisted or tokenlike(name, environ.get(name) or "*" * 16)
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
-    if not secret:
+    if name in spec.unlisted:
+        line = f'`secrets: [{spec.unlisted[name]}]` to {spec.step}: the input "{spec.unlisted[name]}" is this secret'
+    elif not secret:
         line = f"`pass_env: [{name}]` to {spec.step}"
     if name in environ:
         return f"{name} is set in your shell but not in the step: add {line}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from types import FrameType
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+IMPORTS: Final = 0.01
+"""Seconds between two looks whether an import is over."""
 
 
 @contextlib.contextmanager
@@ -31,9 +37,20 @@ def signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Ite
 
 @contextlib.contextmanager
 def preparing(say: Callable[[str], None]) -> Iterator[None]:
-    """Until a loop is called by them, have SIGINT and SIGTERM raise KeyboardInterrupt, and say so."""
+    """Until a loop is called by them, have SIGINT and SIGTERM raise KeyboardInterrupt, and say so.
 
-    def end(*_: object) -> None:
+    One that comes during an import waits for its end: Python would keep its import lock, and what connects in another thread wait for that for ever.
+    """
+    here, around = threading.get_ident(), _imports(sys._getframe())  # a program may call this while it is imported itself
+
+    def again(number: int) -> None:
+        time.sleep(IMPORTS)
+        signal.pthread_kill(here, number)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if _imports(frame) > around:
+            _thread.start_new_thread(again, (number,))  # without the locks of `threading`, which this thread may hold
+            return
         say("interrupted before any step began")
         raise KeyboardInterrupt
 
@@ -48,6 +65,15 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _imports(frame: FrameType | None) -> int:
+    """How many frames of imports there are from this one outwards."""
+    count = 0
+    while frame is not None:
+        count += frame.f_globals.get("__name__") == "importlib._bootstrap"
+        frame = frame.f_back
+    return count
 
 
 def apart(call: Callable[[], T], interrupted: Callable[[], object]) -> T:

@@ -93,7 +93,10 @@ class Overview(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What happened.  `results` are (name, path) of what was published."""
+    """What happened.  `results` are (name, path) of what was published.
+
+    `interrupted`: it was asked to end, by Ctrl-C or another; it may be COMPLETED all the same, where that came too late to leave anything out.
+    """
 
     state: str
     counts: Mapping[str, int]

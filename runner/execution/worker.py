@@ -116,7 +116,7 @@ def _work(ours: Assignment) -> Summary | None:
             ours.commits.keys.close()
     commits = working.commits
     interrupted = working.control.interrupts > 0 or report.left
-    state = _over(ws, commits, report, "interrupted" if interrupted else "")
+    state = _over(ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else "")
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
     if state == "PAUSED" and commits.answers == "resume":  # asked for when everything had stopped already

@@ -52,9 +52,11 @@ def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
             return Launch(tuple(argv), files, {**extra, **env})
         run = spec.run
         if isinstance(run, list):
-            from ..language.template import argv as render_argv
+            words = [word for word in run if isinstance(word, str) and "{{" not in word]
+            if len(words) < len(run):
+                from ..language.template import argv as render_argv
 
-            words = render_argv(run, scope) if _any_template(run) else [_word(w) for w in run]
+                words = render_argv(run, scope)
             if not words:
                 raise CannotRun("its command is empty")
             return Launch(tuple(words), files, env)
@@ -175,17 +177,3 @@ def _text(value: Any, scope: Mapping[str, Any], what: str) -> str:
         return text_of(evaluate(value, scope) if isinstance(value, str) else value)
     except TemplateError as error:
         raise CannotRun(f"{what}: {error}", fix=error.fix) from error
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    from ..language.template import text_of
-
-    return text_of(value)
-
-
-def _any_template(tree: Any) -> bool:
-    if isinstance(tree, list):
-        return any(_any_template(item) for item in tree)
-    return tree is None or (isinstance(tree, str) and "{{" in tree)

@@ -522,7 +522,7 @@ class _Story:
         parts = [f"{counts.get('DONE', 0)} ran", f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else "")]
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]
-        head = "interrupted: " if summary.interrupted else "cancelled: " if summary.state == "CANCELLED" else ""
+        head = "interrupted: " if summary.interrupted and summary.state != "COMPLETED" else "cancelled: " if summary.state == "CANCELLED" else ""
         head = "paused: " if summary.state == "PAUSED" else head
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
         lines.append((f"{head}{steps}: {', '.join(parts)} in {span(summary.seconds)}", style))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -34,6 +35,8 @@ _WRITERS: Final = frozenset(
 _MAKERS: Final = frozenset({"mkdir", "makedirs", "save_pretrained", "save_state", "SummaryWriter"})
 _METHODS: Final = frozenset({"read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "touch", "iterdir", "glob", "rglob"})
 """Of a path: what they are given is not one."""
+_SAME: Final = frozenset({"absolute", "as_posix", "expanduser", "resolve"})
+"""Of a path: what they answer is the same one."""
 _KEYWORDS: Final = frozenset(
     {"path", "file", "filename", "fname", "filepath", "data_files", "root", "save_directory", "output_dir", "path_or_buf", "log_dir"}
 )
@@ -93,7 +96,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     hydra = script_hydra.taken(tree, config, notes)
     named = [_of_declared(each) for each in [*declared(tree, notes), *(hydra.options if hydra is not None else ())]]
     options += named
-    use = _Use({option.name for option in options})
+    use = _Use(tree, {option.name for option in options})
     use.aliases |= {option.name: (option.name, False) for option in named}  # parameters of a function
     use.visit(tree)
     commands = [text_of(call.args[0]) for call in _calls(tree) if _is_method(call, "add_parser") and call.args]
@@ -216,21 +219,30 @@ class _Touched:
 class _Use(ast.NodeVisitor):
     """What is done with each path: of options by name, and of those that stand in the text."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, tree: ast.AST, names: set[str]) -> None:
         self.names = names
         self.done: dict[str, _Touched] = {}
-        self.aliases: dict[str, tuple[str, bool]] = {}
+        self.once = _assigned_once(tree)
+        self.aliases: dict[str, tuple[Any, bool]] = {}
         self.written: dict[str, ast.expr] = {}  # how the path that a name stands for is put together
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
-        base = self._base(node.value)
-        for target in node.targets:
-            if isinstance(target, ast.Name) and base is not None and not isinstance(base[0], ast.Constant):
-                self.aliases[target.id] = (str(base[0]), base[1])
-                self.written[target.id] = node.value
+        self._name(node.targets, node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.generic_visit(node)
+        if node.value is not None:
+            self._name([node.target], node.value)
+
+    def _name(self, targets: list[ast.expr], value: ast.expr) -> None:
+        base = self._base(value)
+        for target in targets:
+            if base is not None and (name := _dotted(target)) and (name in self.once or not isinstance(base[0], ast.Constant)):
+                self.aliases[name] = base
+                self.written[name] = value
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -248,7 +260,7 @@ class _Use(ast.NodeVisitor):
             reads, writes = not set(mode) & set("wax"), bool(set(mode) & set("wax+"))
             places = [owner] if owner is not None else node.args[:1]
         elif word in ("rename", "replace"):  # a checkpoint that is complete gets its name like this; texts have a replace, too
-            writes, places = True, [arg for arg in node.args if not isinstance(arg, ast.Constant)]
+            writes, places = True, [arg for arg in node.args if (base := self._base(arg)) is not None and not isinstance(base[0], ast.Constant)]
         elif word in _METHODS and owner is not None:
             places = [owner]
         if not (reads or writes):
@@ -260,20 +272,21 @@ class _Use(ast.NodeVisitor):
     def _touch(self, base: tuple[Any, bool], place: ast.expr, reads: bool, writes: bool, word: str) -> None:
         origin, below = base
         if isinstance(origin, ast.Constant):
-            folder = "/" if word in _MAKERS or word in _LISTERS else ""
-            if not folder and not _PATH.fullmatch(str(origin.value)):
+            path = str(origin.value).rstrip("/")
+            folder = "/" if word in _MAKERS or word in _LISTERS or str(origin.value).endswith("/") else ""
+            if not folder and not _PATH.fullmatch(re.sub(r"(?<=\w) (?=\w)", "_", path)):
                 return
             if reads:
-                self.texts_read.append(str(origin.value) + folder)
+                self.texts_read.append(path + folder)
             elif writes:
-                self.texts_written.append(str(origin.value).rstrip("/") + folder)
+                self.texts_written.append(path + folder)
             return
         touched = self.done.setdefault(origin, _Touched())
         touched.read |= reads
         touched.written |= writes
         touched.folder |= below or word in _LISTERS or word in _MAKERS
         touched.model |= word == "from_pretrained"
-        place = self.written.get(place.id, place) if isinstance(place, ast.Name) else place
+        place = self.written.get(_dotted(place), place)
         if writes and below and (pattern := _pattern(place)):
             touched.patterns.append(pattern)
 
@@ -284,26 +297,52 @@ class _Use(ast.NodeVisitor):
                 return node.attr, False
             if node.attr == "parent" and (base := self._base(node.value)) is not None:
                 return base
-            return None
+            return self.aliases.get(_dotted(node))
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id)
         if isinstance(node, ast.Constant):
             return (node, False) if isinstance(node.value, str) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            return self._below(node.left)
+            return self._below(node.left, node.right)
         if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.FormattedValue):
-            return self._below(node.values[0].value)
+            first, rest = node.values[0].value, node.values[1:]
+            base = self._base(first)
+            joined = base is None or not isinstance(base[0], ast.Constant) or text_of(next(iter(rest), None)).startswith("/")
+            return self._below(first, *rest) if joined else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in _SAME and not node.args:
+                return self._base(node.func.value)
+            if node.func.attr == "joinpath":
+                return self._below(node.func.value, *node.args)
         if isinstance(node, ast.Call) and node.args:
             word = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
             if word == "join" or (word == "Path" and len(node.args) > 1):
-                return self._below(node.args[0])
+                return self._below(*node.args)
             if word in _WRAPPERS:
                 return self._base(node.args[0])
         return None
 
-    def _below(self, node: ast.expr) -> tuple[Any, bool] | None:
+    def _below(self, node: ast.expr, *parts: ast.expr) -> tuple[Any, bool] | None:
+        """The same of what is put together from a folder and these parts; of a folder that is a text, a text: of parts that change, the folder."""
         base = self._base(node)
-        return (base[0], True) if base is not None and not isinstance(base[0], ast.Constant) else None
+        if base is None or not isinstance(base[0], ast.Constant):
+            return (base[0], True) if base is not None else None
+        folder, texts = str(base[0].value).rstrip("/"), [text_of(part).strip("/") for part in parts]
+        return ast.Constant("/".join([folder, *texts]) if all(texts) else f"{folder}/"), False
+
+
+def _assigned_once(tree: ast.AST) -> set[str]:
+    """The names that stand for one thing in all of a script: assigned once, and no parameter."""
+    names = [_dotted(node) for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)]
+    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return {name for name, count in Counter(names).items() if count == 1 and name and name not in parameters}
+
+
+def _dotted(node: ast.expr) -> str:
+    """A name that is assigned to: `out`, `self.out`.  Empty for what is none."""
+    if isinstance(node, ast.Attribute):
+        return f"self.{node.attr}" if isinstance(node.value, ast.Name) and node.value.id == "self" else ""
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _pattern(place: ast.expr) -> str:

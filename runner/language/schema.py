@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 from runner.errors import Problem, did_you_mean
@@ -170,7 +170,7 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
         return
     match error.validator:
         case "additionalProperties":
-            known = list(schema.get("properties", ()))
+            known = tuple(schema.get("properties", ()))
             for key in found:
                 if key not in known:
                     fault = _unknown_key(key, known, path)
@@ -178,13 +178,13 @@ def _explained(error: ValidationError, above: Where) -> Iterator[Fault]:
                     yield fault._replace(fix=f'a step belongs under "steps": indent "{_short(key)}"') if outside else fault
         case "required":
             for key in rule:
-                if key not in found:
+                if key not in found and not _misspelt(schema, found, [key]):
                     yield Fault("missing-key", f'{_thing(path)} has no "{key}"', path, _about(schema, key), key=True)
         case "anyOf":
             yield from _alternatives(error, path)
         case "oneOf":
-            if isinstance(found, dict):  # anything else is a wrong type already
-                yield _one_of(schema, found, path)
+            if isinstance(found, dict) and (kind := _one_of(schema, found, path)):  # anything else is a wrong type already
+                yield kind
         case "not":
             message = f'"{path[-1]}" is not in this version of the language'
             yield Fault("reserved", message, path, "start and stop it in the script of the step", key=True)
@@ -241,13 +241,16 @@ def _another_kind(error: ValidationError) -> bool:
     return not error.relative_path and (error.validator == "type" or (error.validator == "enum" and isinstance(words, list) and len(words) == 1))
 
 
-def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault:
+def _one_of(schema: Schema, found: dict[str, object], path: Where) -> Fault | None:
+    """What is wrong; nothing where one of them is there by another name, which is a fault of its own."""
     keys = [branch["required"][0] for branch in schema["oneOf"]]
     there = [key for key in found if key in keys]
     if there:
         both = "both " if len(there) == 2 else ""
         listed = ", ".join(f'"{key}"' for key in there[:-1]) + f' and "{there[-1]}"'
         return Fault("one-of", f"{_thing(path)} has {both}{listed}; it can have only one of them", (*path, there[1]), "keep one", key=True)
+    if _misspelt(schema, found, keys):
+        return None
     message = f"{_thing(path)} has none of {_listed([_quoted(key) for key in keys], 'and')}"
     return Fault("missing-key", message, path, _too_far_out(path) or f"add one, such as {keys[0]}", key=True)
 
@@ -262,14 +265,27 @@ def _too_far_out(path: Where) -> str:
     return ""
 
 
-def _unknown_key(key: str, known: Sequence[str], path: Where) -> Fault:
+@lru_cache(1000)
+def _near(key: str, known: tuple[str, ...]) -> str:
+    """The key, or the word of another tool for one, that an unknown key is nearest to."""
     elsewhere = [word for word, ours in _ELSEWHERE.items() if ours in known and word not in known]
     # A word of another tool is taken for ours only where it is nearly that: "doc" is no "docker".
     theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
-    near = get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)
+    return next(iter(get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)), "")
+
+
+def _misspelt(schema: Schema, found: Mapping[str, object], keys: Sequence[str]) -> bool:
+    """Whether an unknown key is meant for one of these."""
+    known = tuple(schema.get("properties", ()))
+    near = [_near(key, known) for key in found if key not in known]
+    return any(word in keys or _ELSEWHERE.get(word) in keys for word in near)
+
+
+def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> Fault:
+    near = _near(key, known)
     fix = _PLACE if key in _PLACES and path[:1] in ((), ("steps",)) else ""
     if near and not fix:
-        fix = did_you_mean(key, near) if near[0] in known else f'it is called "{_ELSEWHERE[near[0]]}" here'
+        fix = did_you_mean(key, [near]) if near in known else f'it is called "{_ELSEWHERE[near]}" here'
     if not fix and known:
         fix = "the keys here are " + " ".join(known) if len(known) <= 12 else ""
     return Fault("unknown-key", f'{_thing(path)} has no key "{_short(key)}"', (*path, key), fix, key=True)

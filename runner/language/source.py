@@ -63,7 +63,9 @@ class Source:
         """That an input is a secret."""
         if name not in self.inputs:
             secrets = [other for other in self.inputs if self.type(other) == "secret"]
-            fix = self.near(name, secrets) or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
+            holds = next((other for other in secrets if self.raw["inputs"][other].get("env") == name.upper()), "")
+            fix = f'${name.upper()} is the input "{holds}": write that' if holds else self.near(name, secrets)
+            fix = fix or f"declare it: {name}: {{type: secret, env: {name.upper()}}}"
             self.problem("unknown-secret", f'there is no secret input "{name}"', path, fix)
         elif self.type(name) not in ("secret", None):
             self.problem("unknown-secret", f'the input "{name}" is not a secret', path, f"give it {{type: secret, env: {name.upper()}}}")

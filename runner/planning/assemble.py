@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..digest import Digest
-from ..errors import Invalid
+from ..errors import Invalid, Problem
 from ..paths import heads
 from .drafts import Draft, PathValue, Results, Sketch, plain_value, producers
 from .fingerprint import author_digest
@@ -25,7 +25,7 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
     _collisions(sketch)
     publish = _publish(sketch, recipe)
     if sketch.problems:
-        raise Invalid(sketch.problems)
+        raise Invalid(_once(sketch.problems))
     drafts = _sorted(sketch)
     _skip(drafts)
     publish = [item for item in publish if not item[0].flags & SKIP]
@@ -150,6 +150,15 @@ def _two_makers(sketch: Sketch, draft: Draft, output: str, path: str, other: Dra
         sketch.problem(
             draft.recipe, "two-makers", f'"{path}" is made by both "{other.id}" and "{draft.id}"', where, fix="give one of them another path"
         )
+
+
+def _once(problems: Sequence[Problem]) -> Iterator[Problem]:
+    """Without what the rendering of a text found in a mention that is a problem by itself: one mistake, one error."""
+    mentions = [found.where for found in problems if found.code != "template" and found.where]
+    for found in problems:
+        at = found.where
+        if found.code != "template" or at is None or not any(m[:2] == at[:2] and 0 <= at.column - m.column < m.length for m in mentions):
+            yield found
 
 
 def _sorted(sketch: Sketch) -> list[Draft]:

@@ -353,6 +353,7 @@ class _Compiler:
             nodes=self._nodes(scope, draft, names) if known else step.nodes,
             python=own.python.version if own.python else "",
             oom=dict(step.oom) or NOTHING,
+            unlisted={str(recipe.inputs[s].env): s for s in scope.variables if s not in own.secrets} or NOTHING,
         )
 
     def _read(

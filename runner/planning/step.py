@@ -255,6 +255,7 @@ class StepSpec(NamedTuple):
     nodes: int | str | None = None  # an expression where only an earlier step's metrics can tell; None: it does not say
     python: str = ""  # a version such as 3.12; empty: any
     oom: Mapping[str, int] = NOTHING  # inputs that are divided by so much when memory ran out
+    unlisted: Mapping[str, str] = NOTHING  # secret inputs of the recipe that the step does not get, by environment variable
 
     @property
     def node_count(self) -> int:

@@ -172,7 +172,7 @@ def resume(job_id: str, room: InRoom, asked: Resume | None = None) -> Accepted:
     run = _run(room, job_id)
     if asked is not None and asked.checkpoint_path:
         _go_back(room, run, asked.checkpoint_path)
-    runs.resume(run, runs.Nothing(), room)
+    runs.resume(run, room)
     return _now(room, job_id)
 
 

@@ -175,7 +175,7 @@ class Retry(Given):
 
 
 class Nothing(Given):
-    """An empty body: {}."""
+    """An empty body: {}, or none at all."""
 
 
 # -- storing, listing -----------------------------------------------------------------------------------------------------------------------------
@@ -310,17 +310,17 @@ def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal[
 
 
 @router.post("/runs/{run}/cancel", status_code=202, dependencies=OPERATE_RUN, summary="End a run; results and checkpoints stay")
-def cancel(run: str, _body: Nothing, room: InRoom) -> Done:
+def cancel(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     return stop(room, run, "cancel", "CANCELLED")
 
 
 @router.post("/runs/{run}/pause", status_code=202, dependencies=OPERATE_RUN, summary="Stop a run so that it can be resumed")
-def pause(run: str, _body: Nothing, room: InRoom) -> Done:
+def pause(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     return stop(room, run, "pause", "PAUSED")
 
 
 @router.post("/runs/{run}/resume", status_code=202, dependencies=OPERATE_RUN, summary="Let a paused run continue")
-def resume(run: str, _body: Nothing, room: InRoom) -> Done:
+def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
     with room.reading() as ws:
         row = run_of(ws, run)
         if row.state in FINAL:
@@ -337,7 +337,7 @@ def resume(run: str, _body: Nothing, room: InRoom) -> Done:
 
 
 @router.post("/runs/{run}/retry", status_code=202, dependencies=OPERATE, summary="Run what an ended run was asked for once more, as a new run")
-def retry(run: str, asked: Retry, room: InRoom) -> Done:
+def retry(run: str, room: InRoom, asked: Retry | None = None) -> Done:
     with room.working() as ws:
         row = run_of(ws, run)
         request = request_of_run(row)
@@ -345,7 +345,7 @@ def retry(run: str, asked: Retry, room: InRoom) -> Done:
             raise Refused(409, "not-final", f"the run is {row.state}", f"POST /v1/runs/{run}/cancel ends it")
         if request is None:
             raise Refused(409, "not-noted", "the run did not note what it was asked for", "POST /v1/runs with its recipe and inputs")
-        choice = Choice(begin=stored(asked.begin)) if asked.begin else choice_of_run(row)
+        choice = Choice(begin=stored(asked.begin)) if asked and asked.begin else choice_of_run(row)
         labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
         ticket = Ticket(
             row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _reports_to(row), reach, here=ws.share(None) is None

@@ -116,10 +116,17 @@ def chosen(root: Path, continues: Mapping[str, Any], *, world: int | None = None
         values, by = made["continues"], made["world"]
         over = [f"{name}={values[name]}" for name, value in continues.items() if name in values and values[name] > value]
         if not over and (world is None or by is None or by == world):
-            return root / str(number), note and f"{note}; what was made before that is used"
+            return root / str(number), note and f"{note}; {'what was made before that is used' if _holds(root / str(number)) else 'starting over'}"
+        if note or not _holds(root / str(number)):
+            continue
         reason = f"under {', '.join(over)}, above what is asked now" if over else f"by {_processes(by)}, and this is {_processes(world)}"
-        note = note or f"earlier state was made {reason}"
+        note = f"earlier state was made {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
+
+
+def _holds(generation: Path) -> bool:
+    """Whether an attempt left anything in it; what is still coming from a host is in `.incoming`."""
+    return any(any(folder.iterdir()) for folder in generation.iterdir() if folder.is_dir() and folder.name != ".incoming")
 
 
 def _generations(root: Path) -> list[int]:

@@ -43,8 +43,6 @@ class Rest:
         """One request; the headers of `more` are added to the usual ones.  No answer may tell a folder of the server, a traceback or its token."""
         secret = self.token if token is None else token
         headers = {**({"Authorization": f"Bearer {secret}"} if secret else {}), **more.pop("headers", {})}
-        if method == "POST" and body is None and "data" not in more:
-            body = {}
         found = self.http.request(method, self.url + path, json=body, headers=headers, timeout=30, **more)
         for what in (str(self.root), "Traceback (most", *([self.token] if self.token else [])):
             assert what.encode() not in found.content and what not in str(found.headers), f"{method} {path} tells {what}"

@@ -312,6 +312,14 @@ def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) ->
     refused(rest.ask("POST", f"/v1/runs/{rest.submit(**late)}/resume"), 409, "not-paused")
 
 
+def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:
+    run = rest.submit(not_before="2099-01-01T00:00:00Z")
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d ''` sends
+    for verb, headers in (("pause", {}), ("resume", form), ("cancel", {}), ("retry", {})):
+        found = rest.ask("POST", f"/v1/runs/{run}/{verb}", headers=headers)
+        assert found.status_code == 202, (verb, found.text)
+
+
 def test_the_worker_of_a_run_pauses_it_resumes_it_and_cancels_it(rest: Rest) -> None:
     run = begun(rest, "asked")
     found = rest.ask("POST", f"/v1/runs/{run}/pause")

@@ -70,6 +70,30 @@ def test_one_interrupt_finishes_what_runs_and_starts_nothing(space: Space) -> No
     assert space.run() == ["two"]
 
 
+def test_an_interrupt_that_came_while_the_last_step_ended_left_nothing_out(space: Space) -> None:
+    waiting(space)
+    worker = space.start("run", "--until", "one", "-v")
+    until(lambda: starts(space) == ["one"])
+    worker.send_signal(signal.SIGINT)
+    hear(worker, "finishing 1 running step")
+    gate = open_gate(space)
+    assert worker.wait(timeout=60) == 0
+    os.close(gate)
+    assert worker.stdout is not None and "interrupted" not in worker.stdout.read()
+    assert "COMPLETED" in (runs := space.command("runs")[1]) and "interrupted" not in runs
+
+
+def test_an_interrupt_ends_a_watch_though_its_run_completed(space: Space) -> None:
+    waiting(space)
+    worker = space.start("watch", "--until", "one")
+    until(lambda: starts(space) == ["one"])
+    worker.send_signal(signal.SIGINT)
+    hear(worker, "finishing 1 running step")
+    gate = open_gate(space)
+    assert finish(worker)[0] == 130
+    os.close(gate)
+
+
 def test_two_interrupts_stop_what_runs(space: Space) -> None:
     waiting(space)
     worker = space.start("run")

@@ -227,6 +227,7 @@ def test_pruning_keeps_as_many_of_each_number_of_processes_and_the_best_one(tmp_
 def test_a_generation_made_under_more_is_not_taken_for_less_and_is_not_lost(tmp_path: Path) -> None:
     first = choose(tmp_path, {"steps": 1000})
     assert choose(tmp_path, {"steps": 2000}).path == first.path
+    made(first.folder("ckpt"), "step-1")
     fresh = choose(tmp_path, {"steps": 1000})
     assert fresh.path != first.path and "steps=2000" in fresh.note
     assert choose(tmp_path, {"steps": 1000}).path == fresh.path
@@ -235,11 +236,23 @@ def test_a_generation_made_under_more_is_not_taken_for_less_and_is_not_lost(tmp_
 
 def test_a_generation_made_by_other_processes_is_not_taken_and_is_not_lost(tmp_path: Path) -> None:
     two = choose(tmp_path, {}, world=2)
+    made(two.folder("ckpt"), "step-1")
     one = choose(tmp_path, {}, world=1)
     assert one.path != two.path and "made by 2 processes, and this is 1 process; starting over" in one.note
+    made(one.folder("ckpt"), "step-1")
     again = choose(tmp_path, {}, world=2)
     assert (again.path, again.id) == (two.path, two.id) and "what was made before that is used" in again.note
     assert one.id != two.id
+
+
+def test_of_a_generation_without_anything_in_it_nothing_is_said(tmp_path: Path) -> None:
+    first = choose(tmp_path, {"steps": 2000})
+    first.folder("ckpt").mkdir()
+    (first.path / ".incoming" / "ckpt").mkdir(parents=True)
+    fresh = choose(tmp_path, {"steps": 1000})
+    assert fresh.path != first.path and fresh.note == ""
+    made(fresh.folder("ckpt"), "step-1")
+    assert choose(tmp_path, {"steps": 500}).note == "earlier state was made under steps=1000, above what is asked now; starting over"
 
 
 def test_a_generation_of_an_older_version_is_read(tmp_path: Path) -> None:

@@ -717,3 +717,20 @@ def test_a_script_whose_expression_is_none_is_reported_once_with_its_place() -> 
     found = problem("steps: {a: {run: 'echo {{ [1, 2 }}', outputs: {o: o}}}")
     assert found.message == "this `[` is never closed"
     assert pointed(found) == "["
+
+
+def test_a_misspelt_name_is_one_error_wherever_its_text_is_rendered_too() -> None:
+    for key in ('when: "{{ inputs.evv }}"', 'nodes: "{{ inputs.evv }}"', 'outputs: {o: "x/{{ inputs.evv }}"}'):
+        found = problem(f"inputs: {{ev: {{type: boolean, default: true}}}}\nsteps: {{s: {{run: [echo], {key}}}}}\n")
+        assert (found.code, found.fix) == ("unknown-name", 'did you mean "inputs.ev"?')
+
+
+def test_a_step_knows_which_secret_inputs_it_does_not_get() -> None:
+    text = "inputs: {key: {type: secret, env: A_KEY}, other: {type: secret, env: B_KEY}}\nsteps: {s: {run: [echo], secrets: [key]}}\n"
+    (spec,) = plan(text).specs()
+    assert spec.unlisted == {"B_KEY": "other"}
+
+
+def test_two_misspelt_names_in_one_text_are_two_errors() -> None:
+    text = 'inputs: {ev: {type: boolean, default: true}}\nsteps: {s: {run: [echo], when: "{{ inputs.evv or inputs.ew }}"}}\n'
+    assert [pointed(found) for found in problems(text)] == ["inputs.evv", "inputs.ew"]

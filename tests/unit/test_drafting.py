@@ -69,6 +69,8 @@ def test_an_option_becomes_an_input_of_its_type(line: str, written: dict[str, An
         ("p.add_argument('--x')", "args.x.mkdir()\n(args.x / 'a').write_text('words')", "output", True),
         ("p.add_argument('--x')", "place = Path(args.x)\nmodel.save_pretrained(place)", "output", True),
         ("p.add_argument('--x')", "torch.save(model, f'{args.x}/model.pt')", "output", True),
+        ("p.add_argument('--x')", "place: Path = Path(args.x).resolve()\ntorch.save(model, place / 'model.pt')", "output", True),
+        ("p.add_argument('--x')", "self.place = Path(args.x)\nbest = self.place.joinpath('best.pt')\ntorch.save(model, best)", "output", True),
         ("p.add_argument('--output-dir')", "", "output", True),
         ("p.add_argument('--ckpt-dir')", "torch.save(m, args.ckpt_dir / f'step-{n}.pt')", "state", True),
         ("p.add_argument('--out')", "d = os.path.join(args.out, f'checkpoint-{n}')\nos.makedirs(d)", "state", True),
@@ -110,6 +112,26 @@ for step in range(args.steps):
 with open("log.txt", "w") as file:
     pass
 '''
+
+
+@pytest.mark.parametrize(
+    ("source", "writes"),
+    [
+        ("open('my out.txt', 'w')", ("my out.txt",)),
+        (
+            "out = Path('results')\ntorch.save(m, out / 'model.pt')\n(out / 'best' / 'log.json').write_text(x)",
+            ("results/model.pt", "results/best/log.json"),
+        ),
+        ("OUT = 'results'\ntorch.save(m, os.path.join(OUT, 'a.pt'))\nopen(f'{OUT}/b.txt', 'w')", ("results/a.pt", "results/b.txt")),
+        ("out = Path('results')\nfor n in range(3): torch.save(m, out / f'{n}.pt')", ("results/",)),
+        ("out = Path('a')\nout = Path('b')\ntorch.save(m, out / 'model.pt')", ()),
+        ("path = 'a.txt'\ndef save(m, path):\n    torch.save(m, path)", ()),
+        ("name = 'model'\nopen(f'{name}-x.pt', 'w')", ()),
+        ("OLD = 'a.txt'\ntext.replace(OLD, 'b.txt')", ()),
+    ],
+)
+def test_a_path_that_is_put_together_from_texts_is_written(source: str, writes: tuple[str, ...]) -> None:
+    assert scripts.read(source).writes == writes
 
 
 def test_a_whole_script_becomes_a_recipe() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from drivers.base import Exit
 from runner.execution.hints import Ran, fix
-from runner.planning.step import StepSpec
+from runner.planning.step import SecretSpec, StepSpec
 
 SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])
 HERE = Ran("/w/.venv/bin/python (3.12.3)")
@@ -30,6 +30,14 @@ def test_a_missing_variable_is_named_with_the_line_to_add(log: str) -> None:
     assert "`secrets: [wandb_api_key]` in train" in hint(log.format("WANDB_API_KEY"))
     assert hint(log.format("OTHER")).startswith("OTHER is set neither in your shell nor in the step: export it and add `pass_env: [OTHER]`")
     assert hint(log.format("WANTED")) == "WANTED is in `pass_env` but not set in your shell: export it"
+
+
+def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
+    log = FROZEN.format("WANDB_API_KEY")
+    found = fix(Exit(1), log, SPEC._replace(unlisted={"WANDB_API_KEY": "key"}), HERE, SHELL)
+    assert found.endswith('add `secrets: [key]` to train: the input "key" is this secret')
+    listed = SPEC._replace(secrets=[SecretSpec("key", "WANDB_API_KEY", "MY_KEY", required=False)])
+    assert fix(Exit(1), log, listed, HERE, {}) == 'WANDB_API_KEY is the secret "key", and MY_KEY is not set in your shell: export it'
 
 
 def test_with_an_env_file_the_line_belongs_there() -> None:

@@ -1,13 +1,18 @@
-"""What Ctrl-C says of the steps that run."""
+"""Ctrl-C: what it says of the steps that run, and what it leaves whole."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace as Of
 from typing import Any
 
 import pytest
 
 from runner.execution import control
+from runner.execution.signals import preparing
 
 
 @pytest.mark.parametrize(("elsewhere", "words"), [("ssh me@gpu1", "keeps what it saved there"), ("", "starts over next time")])
@@ -15,3 +20,32 @@ def test_of_a_step_elsewhere_it_is_not_known_which_checkpoint_is_kept(elsewhere:
     running = Of(node=Of(id="train"), state=None, site=Of(elsewhere=elsewhere))
     work: Any = Of(running={"train": running}, spec=lambda _id: Of(state=[Of(name="kept", checkpoint="step-*")]))
     assert control._kept(work) == f" (train {words})"
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt), preparing(said.append):
+        import interrupted  # type: ignore[import-not-found]
+
+        assert said == []
+        while True:
+            signal.pause()
+    assert said == ["interrupted before any step began"] and "interrupted" in sys.modules
+    del sys.modules["interrupted"], interrupted
+
+
+def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["import signal", "from runner.execution.signals import preparing", "with preparing(print):", "    signal.raise_signal(signal.SIGINT)"]
+    (tmp_path / "running.py").write_text("\n".join([*words, ""]))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import running  # type: ignore[import-not-found]  # noqa: F401
+
+
+def test_an_interrupt_that_strikes_an_exec_is_an_exit_code(tmp_path: Path) -> None:
+    lines = ["import sys", "from runner.interface.cli import main, verbs", "verbs.run = lambda words: exec('raise KeyboardInterrupt')"]
+    (tmp_path / "struck.py").write_text("\n".join([*lines, "sys.exit(main.main([]))", ""]))
+    path = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    assert subprocess.run([sys.executable, "-m", "struck"], env=path, stdin=subprocess.DEVNULL, check=False).returncode == 130

@@ -29,6 +29,10 @@ def test_an_argument_is_one_word_whatever_it_holds() -> None:
     assert render(step(run=["echo", "{{ inputs.name }}"]), SCOPE, python="python").argv == ("echo", "it's")
 
 
+def test_a_nested_list_without_any_template_is_its_arguments() -> None:
+    assert render(step(run=[["python", "t.py"], ["-n", 1, [True]]]), SCOPE, python="python").argv == ("python", "t.py", "-n", "1", "true")
+
+
 def test_a_script_runs_from_a_file_by_a_strict_shell() -> None:
     made = render(step(run="echo {{ inputs.n }}"), SCOPE, python="python")
     assert made.argv == ("/bin/sh", "-eu") and made.script is not None and "3" in made.script

@@ -131,6 +131,22 @@ def test_a_key_whose_value_is_wrong_is_not_missing_too() -> None:
     assert len(found := problems(text)) == 2 and "must be" in found[0] and "must be" in found[1]
 
 
+def test_a_secret_called_by_its_variable_is_named_by_its_input() -> None:
+    [found] = problems("recipe: r@1\ninputs: {key: {type: secret, env: WANDB_API_KEY}}\nsteps: {s: {run: x, secrets: [wandb_api_key]}}\n")
+    assert found.endswith('($WANDB_API_KEY is the input "key": write that)')
+
+
+@pytest.mark.parametrize("step", ["{cmd: x}", "{accelerte: {script: t.py}}", "{run: [x], outputs: {o: {pth: x}}}"])
+def test_a_misspelt_key_is_not_missing_too(step: str) -> None:
+    [found] = problems(f"recipe: r@1\nsteps: {{s: {step}}}\n")
+    assert "has no key" in found
+
+
+def test_a_step_without_a_command_says_which_there_are() -> None:
+    [found] = problems("recipe: r@1\nsteps: {s: {deps: [x]}}\n")
+    assert 'none of "run"' in found
+
+
 def test_a_name_inside_a_template_is_underlined() -> None:
     text = 'recipe: a@1\ninputs:\n  a: {type: string, default: "x {{ inputs.bb }}"}\n  b: {type: string, default: "x"}\nsteps: {s: {run: [echo]}}'
     with pytest.raises(Invalid) as caught:

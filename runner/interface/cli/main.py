@@ -11,17 +11,20 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code is its answer."""
     _open_streams()
-    return _flushed(_answered(list(sys.argv[1:] if argv is None else argv)))
+    code = _flushed(_answered(list(sys.argv[1:] if argv is None else argv)))
+    # Python ends by SIGINT if a KeyboardInterrupt ever left an `exec`, such as that of a dataclass, and forgets it with the next.
+    exec("")  # noqa: S102
+    return code
 
 
 def _answered(words: list[str]) -> int:
-    from . import verbs
-
-    if words[:1] == ["__complete"]:
-        from .completion import answer
-
-        return answer(words[1:])
     try:
+        from . import verbs
+
+        if words[:1] == ["__complete"]:
+            from .completion import answer
+
+            return answer(words[1:])
         return verbs.run(words)
     except KeyboardInterrupt:
         return 130

@@ -93,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         return done(ws, request, args)
 
 
-def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
-    """Run it, or say what would be done, as the flags ask; the exit code."""
+def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
+    """Run it, or say what would be done, as the flags ask; the exit code.  `more`: as for `carried_out`."""
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
         _print_plan(ws, look(ws, request, choice), args)
@@ -104,7 +104,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and look(ws, request, choice).todo:
         return _in_cluster(ws, args)
-    return carried_out(ws, request, choice, settings, args)
+    return carried_out(ws, request, choice, settings, args, more=more)
 
 
 def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
@@ -249,8 +249,14 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
             print(f"results go to {shown(args.out)}")
 
 
-def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "") -> int:
-    """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it."""
+def carried_out(
+    ws: Workspace, request: Request, choice: Choice, settings: Settings, args: argparse.Namespace, resumed: str = "", *, more: bool = False
+) -> int:
+    """Run it, shown as the flags say; the exit code.  `resumed`: the run that goes on with it.
+
+    Ctrl-C asks that nothing more is started.  Where it came while the last steps ended there was nothing more: all that was asked for is made, and
+    the next run would find everything fresh.  So that is 0, unless the caller itself would go on with `more`.
+    """
     from ...logs import through
     from ..console import Live, for_stream
 
@@ -264,7 +270,7 @@ def carried_out(ws: Workspace, request: Request, choice: Choice, settings: Setti
         counts = ", ".join(f"{count} {state.lower()}" for state, count in summary.counts.items() if count)
         if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
             print("recipe: there is no notify-send (package libnotify) to show a notification with", file=sys.stderr)
-    if summary.interrupted:
+    if summary.interrupted and (more or summary.state != "COMPLETED"):
         return 130
     if summary.state == "COMPLETED":
         return 0

@@ -145,7 +145,7 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
     drawn = sweeps.trials(document.read(path).value, where.axes) if path.exists() else []
     while True:
         if drawn and not args.dry_run:
-            code = _round(ws, request, args)
+            code = _round(ws, request, args, more=len(drawn) < args.tpe)
             if code not in (0, 1) or (code == 1 and not args.keep_going):
                 break
         results = _results(ws, look(ws, request), metric) if drawn else {}
@@ -163,14 +163,14 @@ def _searched(ws: Workspace, asked: _Asked) -> int:
     return code
 
 
-def _round(ws: Workspace, request: Request, args: argparse.Namespace) -> int:
-    """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code."""
+def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
+    """Run the instances that have no result; with --stop-early without those that were stopped.  The exit code; `more`: another round follows."""
     found = look(ws, request)
     args.leave = tuple(stopped.attempts(ws, found)) if args.stop_early else ()
     if args.leave and not args.quiet:
         print(f"recipe: {len(args.leave)} that an earlier sweep stopped are left; without --stop-early they continue", file=sys.stderr)
     open = {found.plan.nodes[n].id for n in look(ws, request, running.choice_of(args)).todo}
-    return running.done(ws, request, args) if open or args.dry_run else 0
+    return running.done(ws, request, args, more=more) if open or args.dry_run else 0
 
 
 def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:

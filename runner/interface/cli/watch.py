@@ -59,7 +59,7 @@ def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
     try:
         with begun(args.workspace, request) as ws:
             ws.share(args.store)
-            return running.carried_out(ws, request, choice, running.settings_of(args), args)
+            return running.carried_out(ws, request, choice, running.settings_of(args), args, more=True)
     except RecipeError as error:
         return explain(error)
 
