@@ -133,7 +133,8 @@ def calls(act: Callable[[], object]) -> int:
 
 def old_python() -> str | None:
     """A Python 3.9, the oldest that the agent runs on."""
-    for name in ("python3.9", "pypy3.9"):
+    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv"), "versions").expanduser()  # pyenv has them, though none may be chosen here
+    for name in ("python3.9", *map(str, kept.glob("3.9.*/bin/python3.9"))):
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             return subprocess.run([name, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=True).stdout.strip()
     return None

@@ -43,6 +43,7 @@ PYTHONS = (
 )
 """Where a Python is looked for, when the one that the settings name is none or is too old."""
 TOO_OLD = 93
+"""How our program ends under a Python that is too old, or is not CPython: the next is tried."""
 _FULL = ("Permission denied", "No space left on device", "Read-only file system", "Disk quota exceeded", "Not a directory")
 
 # $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
@@ -61,7 +62,7 @@ printf '\\n%s python\\n' "$mark"
 """
 _LOAD = f"""\
 import sys
-if sys.version_info < (3, 9):
+if sys.version_info < (3, 9) or sys.implementation.name != "cpython": # PyPy has no posix_spawn, pidfd_open, readv
     sys.exit({TOO_OLD})
 import os
 root, mark, digest, size, part = sys.argv[1:]
@@ -151,7 +152,7 @@ class Stream:
                         if word == "need":
                             await sent.put(ours.data)
                         elif word == "python":
-                            raise Denied("there is no Python 3.9 or later: install one there, or name it as `python` in the driver's settings")
+                            raise Denied("there is no CPython 3.9 or later: install one there, or name it as `python` in the driver's settings")
                         elif word.startswith("no "):
                             raise _refused(word[3:])
                         elif word == "cut":
