@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 from collections.abc import Sequence
 
 from ..errors import Corrupt
@@ -13,6 +15,7 @@ from .disk import Disk, fail, write
 from .files import Content, Entry
 
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
+HEX = re.compile(r"[0-9a-f]{64}")
 
 
 def place(root: str, content: Content) -> str:
@@ -84,3 +87,31 @@ class Manifests:
                 path = f"{self._root}/objects/{prefix}/{name}"
                 if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
                     os.unlink(path)
+
+
+def unsafe(manifest: Sequence[Entry]) -> str | None:
+    """Why a manifest, whose digest is right but whose author may be anybody, cannot be written out; None when it can."""
+    seen: set[str] = set()
+    solid: set[str] = set()  # what cannot be a folder
+    for entry in manifest:
+        parts = entry.path.split("/")
+        if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
+            return f"names a path that leaves its tree: {entry.path!r}"
+        if entry.path in seen:
+            return f"names {entry.path!r} twice"
+        if entry.kind not in "fxld" or len(entry.kind) != 1 or entry.size < 0 or (entry.kind in "fx" and not HEX.fullmatch(entry.value)):
+            return f"says nonsense about {entry.path!r}"
+        if entry.kind == "l":
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
+            if not entry.value or "\0" in entry.value or entry.value.startswith("/") or target == ".." or target.startswith("../"):
+                return f"holds a link that leaves its tree: {entry.path!r}"
+        seen.add(entry.path)
+        if entry.kind != "d":
+            solid.add(entry.path)
+    for entry in manifest:
+        at = posixpath.dirname(entry.path)
+        while at:
+            if at in solid:
+                return f"names {entry.path!r}, which is below something that is no folder"
+            at = posixpath.dirname(at)
+    return None

@@ -21,7 +21,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ..errors import Corrupt
 from . import files
@@ -30,10 +30,7 @@ from .disk import MODE, SYNCED, Disk, alone, backdated, changed, delete, fail, m
 from .files import Content, Entry
 from .manifests import SUFFIX, Manifests, place
 from .seals import Seal, Seals
-from .tiny import TinyContents
-
-if TYPE_CHECKING:
-    from .index import Index
+from .tiny import Table, TinyContents
 
 SMALL = 64 << 10
 """Bytes; below it copying beats every kind of link."""
@@ -42,7 +39,7 @@ SMALL = 64 << 10
 class Objects:
     """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
 
-    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Index | None = None) -> None:
+    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
         self.root, self._root = root, str(root)
         self.disk = Disk(self._root)
         self.manifests = Manifests(self._root, self.disk)

@@ -21,8 +21,8 @@ from ..errors import Corrupt, Infrastructure, NotFound
 from .crew import Crew
 from .disk import pour
 from .files import Content, Entry, Progress, sort, tree_id
+from .manifests import unsafe
 from .pack import Shard, shard_name, shards
-from .remote_layout import unsafe
 from .tar import END, member_header, member_size, tar_stream
 
 MANIFEST = "manifest.json"

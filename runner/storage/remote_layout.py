@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple
 from .. import digest
 from .files import Content, Entry
 from .index import Made, Trace
+from .manifests import HEX
 
 SMALL: Final = 256 << 10
 """Files of a tree up to this size travel in bundles: bytes."""
@@ -24,7 +24,6 @@ PART: Final = 16 << 20
 OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
 NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
 TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
-HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Found(NamedTuple):
@@ -108,34 +107,6 @@ def manifest_of(data: bytes) -> list[Entry] | None:
         return [Entry(str(path), str(kind), int(size), str(value)) for path, kind, size, value in rows]
     except (ValueError, TypeError):
         return None
-
-
-def unsafe(manifest: Sequence[Entry]) -> str | None:
-    """Why a manifest, whose digest is right but whose author may be anybody, cannot be written out; None when it can."""
-    seen: set[str] = set()
-    solid: set[str] = set()  # what cannot be a folder
-    for entry in manifest:
-        parts = entry.path.split("/")
-        if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
-            return f"names a path that leaves its tree: {entry.path!r}"
-        if entry.path in seen:
-            return f"names {entry.path!r} twice"
-        if entry.kind not in "fxld" or len(entry.kind) != 1 or entry.size < 0 or (entry.kind in "fx" and not HEX.fullmatch(entry.value)):
-            return f"says nonsense about {entry.path!r}"
-        if entry.kind == "l":
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
-            if not entry.value or "\0" in entry.value or entry.value.startswith("/") or target == ".." or target.startswith("../"):
-                return f"holds a link that leaves its tree: {entry.path!r}"
-        seen.add(entry.path)
-        if entry.kind != "d":
-            solid.add(entry.path)
-    for entry in manifest:
-        at = posixpath.dirname(entry.path)
-        while at:
-            if at in solid:
-                return f"names {entry.path!r}, which is below something that is no folder"
-            at = posixpath.dirname(at)
-    return None
 
 
 def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entry]]:

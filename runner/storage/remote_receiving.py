@@ -14,6 +14,7 @@ from . import files
 from . import remote_layout as layout
 from .disk import write
 from .files import Content, Entry
+from .manifests import unsafe
 from .remote_session import WIDTH, Session
 
 
@@ -108,7 +109,7 @@ def entries(session: Session, name: str, content: Content, text: bytes) -> list[
     manifest = layout.manifest_of(text)
     if manifest is None or files.tree_id(manifest) != content:
         raise session.gone(name, "is not what its name says")
-    if (why := layout.unsafe(manifest)) is not None:
+    if (why := unsafe(manifest)) is not None:
         raise session.gone(name, why)
     return manifest
 

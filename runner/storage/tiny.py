@@ -12,14 +12,11 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .crash import crashpoint
 from .disk import Disk, changed, fail
 from .files import Content
-
-if TYPE_CHECKING:
-    from .index import Index
 
 TINY = 4 << 10
 """Bytes; up to it a row costs less than a file."""
@@ -28,10 +25,23 @@ RECENT = 8 << 20
 _LOG = ".tiny"  # how logs of tiny contents end
 
 
+class Table(Protocol):
+    """Where the rows are: contents by their names, and when each was stored last, in seconds since the epoch."""
+
+    def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
+        """Those of them that are there."""
+
+    def tinies(self) -> dict[Content, float]:
+        """All that are there."""
+
+    def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
+        """Delete those of them that were stored last before then, and say which."""
+
+
 class TinyContents:
     """The tiny contents of a store below `root`.  Without a table there are none; small ones that were read lately are remembered all the same."""
 
-    def __init__(self, root: str, disk: Disk, table: Index | None) -> None:
+    def __init__(self, root: str, disk: Disk, table: Table | None) -> None:
         self._root, self._disk, self._table = root, disk, table
         self._tiny: dict[Content, bytes] = {}  # not stored yet
         self._lock = threading.Lock()  # large outputs are taken in a thread, tiny ones beside them, too

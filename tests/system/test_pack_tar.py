@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from runner.errors import RecipeError
 from runner.storage import tar
 from runner.storage.files import Changed, Entry, Unhashable, entries, scan
-from runner.storage.remote_layout import unsafe
+from runner.storage.manifests import unsafe
 from runner.storage.tar import END, member_size, tar_stream
 from tests.tools import needs
 
