@@ -105,7 +105,12 @@ class NotFound(RecipeError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean "x"?` for the known word nearest to `word`, or an empty string."""
+    near = nearest(word, known)
+    return f'did you mean "{near}"?' if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that `word` may be a misspelling of, or an empty string."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f'did you mean "{near[0]}"?' if near else ""
+    return "".join(get_close_matches(word, list(known), n=1, cutoff=0.6))

@@ -12,11 +12,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from runner.errors import Invalid, Problem, did_you_mean
+from runner.errors import Invalid, Problem, did_you_mean, nearest
 from runner.secrets import unusable
 
 from . import library, presets
@@ -79,7 +79,8 @@ def tried(
     recipe: Recipe, given: Mapping[str, object], *, preset: str | None = None, origins: Mapping[str, str] = NOWHERE
 ) -> tuple[dict[str, Tree], list[Problem]]:
     """The values that can be had, and what is wrong with the others."""
-    binder = _Binder(recipe, given, preset, origins)
+    misspelt = {nearest(name.partition(".")[0], recipe.inputs) for name in given if name.partition(".")[0] not in recipe.inputs}
+    binder = _Binder(recipe, given, preset, origins, misspelt)
     problems = [problem for name in given if (problem := _unknown_input(recipe, name, origins.get(name, ""))) is not None]
     problems += [_unknown_preset(recipe, name) for name in presets.split(preset) if name not in recipe.presets]
     values = binder.bind()
@@ -168,8 +169,11 @@ def _unusable(recipe: Recipe, spec: Input, environment: Mapping[str, str]) -> li
 class _Binder:
     """One binding: values are found in the order in which their templates need each other."""
 
-    def __init__(self, recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str]) -> None:
+    def __init__(
+        self, recipe: Recipe, given: Mapping[str, object], preset: str | None, origins: Mapping[str, str], misspelt: Collection[str]
+    ) -> None:
         self.recipe, self.given, self.preset, self.origins = recipe, given, preset, origins
+        self.misspelt = misspelt  # inputs that were given by a name that is nearly theirs, which is a problem already
         self.parts: dict[str, list[tuple[list[str], object]]] = {}  # of an object: what was given, by the keys that lead to it
         for name, value in given.items():
             whole, *keys = name.split(".")
@@ -212,6 +216,8 @@ class _Binder:
         if not path:
             tree = self.given[spec.name]
         elif path[0] == "inputs" and not spec.has_default and spec.name not in self.parts:
+            if spec.required and spec.name in self.misspelt:
+                return
             if spec.required:
                 fix = f"{spec.name}=…" + (f"  {spec.doc}" if spec.doc else "")
                 message = f'the input "{spec.name}" has no value'

@@ -170,6 +170,16 @@ def test_a_missing_input_is_named_where_it_is_declared() -> None:
     assert str(problem) == 'r.yaml:3:3: error: the input "x" has no value (x=…  What to say)'
 
 
+def test_an_input_whose_name_is_misspelt_is_not_missing_too() -> None:
+    declared = "{type: string}\n  data: {type: dataset}"
+    with pytest.raises(Invalid) as caught:
+        inputs.bind(recipe(declared), {"x": "y", "dta": "a"})
+    assert list(map(str, caught.value.problems)) == ['error: r@1 has no input "dta" (did you mean "data"?)']
+    with pytest.raises(Invalid) as caught:
+        inputs.bind(recipe(declared), {"x": "y", "other": "a"})
+    assert len(caught.value.problems) == 2
+
+
 def test_a_preset_is_below_what_is_given_and_above_defaults() -> None:
     values = inputs.bind(RECIPE, {"lr": "1"}, preset="smoke")
     assert (values["lr"], values["steps_asked"], values["fast"]) == (1, 40, False)
