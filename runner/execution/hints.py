@@ -18,6 +18,7 @@ _GPU_MEMORY: Final = r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|
 _DENIED: Final = r"(?:cannot run |: )(\S+): Permission denied"
 _ABSENT: Final = r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
 _ABOVE: Final = r"can't open file '[^']*?/((?:\.\./)+)([^']+)'"
+_EXISTS: Final = r"(?:FileExistsError: .*File exists: '|mkdir: .*[‘'])([^'’\n]+)[’'](?:: File exists)?$"
 KILLED: Final = 137
 """The exit of a shell whose program got SIGKILL."""
 
@@ -47,6 +48,8 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
         return f"a step runs at the root of the workspace, wherever its recipe is: write {found[2]} for {found[1]}{found[2]}"
     if found := re.search(_MODULE, log):
         return _absent_module(found[1].partition(".")[0], ran)
+    if (found := re.search(_EXISTS, log, re.MULTILINE)) and _made_ahead(found[1], spec):
+        return f"the folders of outputs are there before {spec.step} begins: create {found[1]} with `exist_ok=True`, or `mkdir -p`"
     if exit.reason == "oom" or exit.signal == 9 or exit.code == KILLED:
         return (
             "most often it is memory that runs out (`dmesg` shows it): run fewer steps at once with `-j`, take smaller batches, or say what it needs "
@@ -58,6 +61,16 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
     if exit.code == 127 and (found := re.search(_ABSENT, log)):
         return _absent_program(found[1], ran)
     return ""
+
+
+def _made_ahead(path: str, spec: StepSpec) -> bool:
+    """Whether a path that is there already is an output's folder, or above one."""
+    return any(f"/{path.strip('/')}/".endswith(f"/{above}/") for output in spec.names.outputs.values() for above in _folders(output))
+
+
+def _folders(output: str) -> list[str]:
+    parts = output.strip("/").split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
 
 
 def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:

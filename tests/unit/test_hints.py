@@ -40,6 +40,16 @@ def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
     assert fix(Exit(1), log, listed, HERE, {}) == 'WANDB_API_KEY is the secret "key", and MY_KEY is not set in your shell: export it'
 
 
+@pytest.mark.parametrize("said", ["FileExistsError: [Errno 17] File exists: '{}'", "mkdir: cannot create directory ‘{}’: File exists"])
+def test_a_folder_that_is_made_again_is_there_for_its_output(said: str) -> None:
+    spec = SPEC._replace(names=SPEC.names._replace(outputs={"model": "runs/best/", "log": "log.txt"}))
+    for path in ("runs", "runs/best", "runs/best/", "/w/.recipe/attempts/a-1-1/runs/best"):
+        expected = f"the folders of outputs are there before train begins: create {path} with `exist_ok=True`, or `mkdir -p`"
+        assert fix(Exit(1), f"Traceback\n{said.format(path)}\n", spec, HERE, {}) == expected
+    for other in ("best", "runs/worse", "cache"):
+        assert fix(Exit(1), said.format(other), spec, HERE, {}) == ""
+
+
 def test_with_an_env_file_the_line_belongs_there() -> None:
     spec = SPEC._replace(env_files=[".env"])
     found = fix(Exit(1), FROZEN.format("OTHER"), spec, HERE, {})
