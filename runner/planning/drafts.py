@@ -126,6 +126,7 @@ class Sketch:
         offset: int | None = None,
         length: int | None = None,
     ) -> None:
+        where = _written(recipe, where)
         at = None if offset is None else offset + moved(recipe, where)
         problem = recipe.document.problem(code, message, where, fix=fix, key=key, offset=at, length=length)
         if problem not in self.problems:
@@ -235,6 +236,13 @@ class Sketch:
             return True
         self.unknown(scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref)
         return False
+
+
+def _written(recipe: Recipe, where: Where) -> Where:
+    """Where the recipe says what is in a step's `env`: there, or for all steps."""
+    if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
+        return where
+    return where if any(step.origin == where[:2] and where[3] in step.env for step in recipe.steps.values()) else where[2:]
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):

@@ -734,3 +734,12 @@ def test_a_step_knows_which_secret_inputs_it_does_not_get() -> None:
 def test_two_misspelt_names_in_one_text_are_two_errors() -> None:
     text = 'inputs: {ev: {type: boolean, default: true}}\nsteps: {s: {run: [echo], when: "{{ inputs.evv or inputs.ew }}"}}\n'
     assert [pointed(found) for found in problems(text)] == ["inputs.evv", "inputs.ew"]
+
+
+def test_what_is_wrong_in_the_environment_of_all_steps_is_one_error_and_stands_there() -> None:
+    text = 'env: {A: "{{ inputs.evv }}", B: "{{ inputs.other }}"}\nsteps: {s: {run: [echo]}, t: {run: [echo], env: {B: "{{ inputs.own }}"}}}\n'
+    assert [(found.where.line, pointed(found)) for found in problems(text) if found.where] == [
+        (3, "inputs.evv"),
+        (3, "inputs.other"),
+        (4, "inputs.own"),
+    ]
