@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from runner.execution.terms import Settings
-from runner.hosts.folder import RemoteFolder
+from runner.hosts.place.folder import RemoteFolder
 from tests.servers.long_wire import LongWire
 from tests.servers.moto import Moto
 from tests.servers.sshd import Sshd

@@ -33,7 +33,7 @@ from durable import Durable
 from runner.errors import RecipeError
 from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
-from runner.storage.postgres_runs import CLAIM
+from runner.storage.records.postgres_runs import CLAIM
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
 

@@ -104,6 +104,17 @@ def circles(found: list[Import]) -> list[list[str]]:
     return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
 
 
+def package(module: str) -> str:
+    """The package of a room that a module is in; a module of the room itself counts as one."""
+    parts = module.split(".")
+    return ".".join(parts[:3]) if parts[0] == "runner" and len(parts) > 3 else module
+
+
+def circles_of_packages(found: list[Import]) -> list[list[str]]:
+    """Packages of rooms that import each other, in groups: one of them could not be read alone."""
+    return circles([each._replace(source=package(each.source), target=package(each.target)) for each in found])
+
+
 def room(module: str) -> str:
     """The room a module is in; empty for the front door and for what is not ours."""
     parts = module.split(".")
@@ -214,7 +225,7 @@ def shapes(home: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 def main() -> int:
     found, sizes, loose = imports(HOME), lines(HOME), untyped(HOME)
-    rings, broken = circles(found), faults(HOME)
+    rings, broken = [*circles(found), *circles_of_packages(found)], faults(HOME)
     long = {name: count for name, count in sizes.items() if count > LONG}
     print(f"{len(sizes)} files, {sum(sizes.values())} lines, {len(found)} imports")
     by_room = Counter[str]()

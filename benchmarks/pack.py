@@ -118,7 +118,7 @@ def walked(top: str) -> int:
 
 def beside_a_walk(work: Path, rounds: int) -> None:
     """How an unchanged tree compares with the least that could be done."""
-    from runner.storage.digest_cache import DigestCache
+    from runner.storage.content.digest_cache import DigestCache
 
     cache = DigestCache(work, (), work / "listings")
     cache.content_of("data")

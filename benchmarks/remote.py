@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import asyncssh
 
 from drivers.base import Command
-from runner.hosts.client import Client
+from runner.hosts.link.client import Client
 from tests.servers.logins import hosted
 from tests.servers.sshd import Sshd
 

@@ -24,9 +24,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from runner.settings import StoreSettings
-from runner.storage import buckets
-from runner.storage.objects import Objects
-from runner.storage.remotes import Remote
+from runner.storage.buckets import opening as buckets
+from runner.storage.content.objects import Objects
+from runner.storage.remote.remote import Remote
 from tests.servers.moto import Moto
 
 

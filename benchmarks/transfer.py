@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
-from runner.hosts.download import Taken
-from runner.hosts.transfer import HostStore
-from runner.hosts.wire import Wire
-from runner.storage import files
-from runner.storage.digest_cache import DigestCache
+from runner.hosts.link.wire import Wire
+from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.host_store import HostStore
+from runner.storage.content import files
+from runner.storage.content.digest_cache import DigestCache
 from tests.servers.long_wire import LongWire
 from tests.servers.sshd import Sshd
 

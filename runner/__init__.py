@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .interface.handle.shells import AsyncRun, Run
     from .language.recipe import Recipe
     from .paths import Location
-    from .storage.runs import Event
+    from .storage.records.runs import Event
     from .storage.workspace import Workspace
     from .survey.survey import Request, Survey
 

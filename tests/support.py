@@ -15,7 +15,7 @@ from typing import Any
 import runner
 from runner.errors import Invalid, Problem
 from runner.execution.terms import Choice, Settings, Summary
-from runner.storage.runs import Event
+from runner.storage.records.runs import Event
 from runner.survey.survey import Survey
 
 RECIPE = (sys.executable, "-m", "runner.interface.cli.main")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import HOME, circles, faults, imports, modules, shapes
+from benchmarks.house import HOME, circles, circles_of_packages, faults, imports, modules, shapes
 
 KNOWN = set(modules(HOME))
 
@@ -17,6 +17,10 @@ def test_the_walls_stand() -> None:
 
 def test_no_modules_import_each_other() -> None:
     assert circles(imports(HOME)) == []
+
+
+def test_no_packages_of_a_room_import_each_other() -> None:
+    assert circles_of_packages(imports(HOME)) == []
 
 
 def test_classes_are_measured_by_their_methods_and_functions_by_their_lines(tmp_path: Path) -> None:
@@ -36,6 +40,14 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
     assert circles(imports(tmp_path)) == [["runner.a", "runner.b", "runner.c"]]
 
 
+def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Path) -> None:
+    for name, line in (("p/a", "from ..q.b import x"), ("p/c", ""), ("q/b", ""), ("q/d", "from ..p import c")):
+        (tmp_path / "runner/hosts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"runner/hosts/{name}.py").write_text(line)
+    assert circles(imports(tmp_path)) == []
+    assert circles_of_packages(imports(tmp_path)) == [["runner.hosts.p", "runner.hosts.q"]]
+
+
 @pytest.mark.parametrize(
     ("where", "line", "words"),
     [
@@ -44,7 +56,7 @@ def test_a_circle_is_found_also_in_functions_and_for_types(tmp_path: Path) -> No
         ("runner/errors.py", "from .language import units", "words imports runner.language.units, which is language"),
         ("runner/settings.py", "from .storage.workspace import Workspace", "words imports runner.storage.workspace.Workspace, which is storage"),
         ("runner/language/units.py", "from ..planning.plan import Plan", "language imports runner.planning.plan.Plan, which is planning"),
-        ("runner/language/units.py", "import runner.storage.store", "language imports runner.storage.store, which is storage"),
+        ("runner/language/units.py", "import runner.storage.records.store", "language imports runner.storage.records.store, which is storage"),
         ("runner/planning/plan.py", "def f():\n    from ..execution import session", "planning imports runner.execution.session, which is execution"),
         ("runner/planning/plan.py", "from ..advice import memory", "planning imports runner.advice.memory, which is advice"),
         ("runner/storage/workspace.py", "from .. import interface", "storage imports runner.interface, which is interface"),

@@ -25,8 +25,8 @@ HEAVY = {
     "fastapi",
     "runner.server",
     "runner.reports",
-    "runner.storage.letters",
-    "runner.storage.outbox",
+    "runner.storage.records.letters",
+    "runner.storage.records.outbox",
 }
 RECIPE = """\
 recipe: two@1
@@ -109,7 +109,7 @@ def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> 
 
 def test_a_run_without_receivers_imports_nothing_of_reports(space: Path) -> None:
     found = imported(space, "run", "./two.yaml", "word=untold")
-    assert "asyncio" in found and not found & {"runner.reports", "runner.storage.letters", "runner.storage.outbox", "http.client"}
+    assert "asyncio" in found and not found & {"runner.reports", "runner.storage.records.letters", "runner.storage.records.outbox", "http.client"}
 
 
 def test_importing_the_package_imports_nothing_of_handles_and_networks() -> None:

@@ -19,7 +19,7 @@ from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
 from ..storage import metrics
-from ..storage.hub import offline, snapshots
+from ..storage.buckets.hub import offline, snapshots
 from . import hardware, training_from_inputs
 from .hardware import Gpu, Hardware
 from .memory import CONTEXT, Estimate, Model, Training, Unknown, Verdict, calibrated, estimate, read

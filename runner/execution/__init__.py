@@ -1,1 +1,1 @@
-"""What happens: survey the world, execute a plan on hosts, stage and commit files.  The only floor that loads a driver."""
+"""What happens: a run is asked for, submitted, claimed and worked on until its end; `steps` has the loop."""

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, StoreBusy
-from ..hosts import client
+from ..hosts.link import client
 from ..planning.ids import bare
 from ..planning.schedule import Move
 from ..reports import sealing
-from ..storage.disk import delete
-from ..storage.files import Content
+from ..storage.content.disk import delete
+from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.remote_states import Lying
-from ..storage.runs import ALONE, Offer, RunRow, Stale, Submitted
-from ..storage.store import held
+from ..storage.records.runs import ALONE, Offer, RunRow, Stale, Submitted
+from ..storage.records.store import held
+from ..storage.remote.states import Lying
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.survey import Request, compiled, storable
@@ -35,6 +35,7 @@ from .reporting import LAST_WORDS, begin, no_points, refused
 from .results import deliver, sizes
 from .resume import Claimed, as_it_stood, poisoned
 from .session import check_ids, look
+from .steps.work import Handover
 from .terms import (
     Choice,
     Listener,
@@ -53,12 +54,11 @@ from .terms import (
     settings_of_run,
 )
 from .unattended import end_claimed
-from .work import Handover
 from .worker import Assignment, work
 
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
-    from ..storage.remote_cache import RemoteCache
+    from ..storage.remote.cache import RemoteCache
 
 LOOK: Final = 1.0
 """Seconds between two looks whether something was stored."""

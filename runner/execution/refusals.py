@@ -19,9 +19,9 @@ from .terms import Listener, Settings
 if TYPE_CHECKING:
     from drivers.base import Need, Wish
 
-    from ..hosts.needs import Takes
     from ..hosts.pool import HostPool
-    from ..storage.index import Trace
+    from ..hosts.renting.needs import Takes
+    from ..storage.records.index import Trace
 
 SPARE: Final = 600.0
 """Seconds for which hosts are needed beside the steps: to begin, to save, to bring home."""
@@ -119,7 +119,7 @@ def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
 def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
     """What the steps of each need take together, by estimates and earlier runs: all is unknown where that of one step is."""
     from ..advice import estimates
-    from ..hosts.needs import Takes
+    from ..hosts.renting.needs import Takes
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]

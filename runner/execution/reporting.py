@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ..errors import Invalid, Problem
 from ..logs import REMOTE, Log
 from ..planning.schedule import Move
-from ..storage.runs import FINAL, POINTS
+from ..storage.records.runs import FINAL, POINTS
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def log_remote(ws: Workspace, run: str, provider: str, instance: str, state: str
     """A line of JSON in the log for a run away from this machine, or a machine of it, that is in another state."""
     if not _log.wanted:
         return
-    from ..storage.letters import job_of, moment
+    from ..storage.records.letters import job_of, moment
 
     job = job_of(ws.store.runs.get(run), ws.environ)
     event = f"{REMOTE}.{state.lower()}"

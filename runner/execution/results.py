@@ -9,10 +9,10 @@ from pathlib import Path
 from ..errors import CannotRun, Corrupt, Infrastructure
 from ..planning.judge import FRESH, SKIPPED, Made
 from ..planning.plan import Plan
-from ..storage.exchange import Output
-from ..storage.files import Content
-from ..storage.index import Changes, Published
-from ..storage.runs import RunRow
+from ..storage.content.files import Content
+from ..storage.records.exchange import Output
+from ..storage.records.index import Changes, Published
+from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, out_dir
 from .terms import Listener
@@ -45,7 +45,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
     """Put the results of a run for another machine into the shared store, and note them with the run.  Raises Infrastructure, Stale."""
     if not ws.delivers or ws.remote_cache is None:
         return
-    from ..storage import remote_states
+    from ..storage.remote import states as remote_states
 
     ws.remote_cache.finish(lambda _words: None)
     remote = ws.remote_cache.remote

@@ -10,7 +10,7 @@ from typing import Final
 from ..digest import of_value
 from ..errors import Busy
 from ..planning.schedule import FINAL, Move, Spent, State, spent
-from ..storage.runs import WORKER_GONE, RunRow
+from ..storage.records.runs import WORKER_GONE, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 

@@ -13,8 +13,8 @@ from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
 from ..planning.ids import names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
-from ..storage.files import Content
-from ..storage.runs import Wanted
+from ..storage.content.files import Content
+from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
@@ -124,7 +124,7 @@ def _nothing_to_do(ws: Workspace, found: Survey, settings: Settings, listener: L
     listener.begin(Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
     tell(ws, listener)
     if settings.driver != "local":
-        from ..hosts import reaper
+        from ..hosts.renting import reaper
 
         for words in reaper.settle(settings.driver, settings.hosts, ws, settings.stack):
             listener.say(words)
@@ -152,7 +152,7 @@ def _worked(
     ahead: Ahead | None,
 ) -> tuple[Summary | None, str]:
     """Go on with a run, or submit one, and work on it in this process; also which run it was."""
-    from ..hosts import client
+    from ..hosts.link import client
 
     local = client.here(ws.home / "local")  # what it takes to begin an agent passes while the rest is being prepared
 
@@ -197,7 +197,7 @@ def _worked(
 def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings) -> Claimed:
     """A new run, stored and claimed."""
     from ..storage.crash import crashpoint
-    from ..storage.runs import RunRow
+    from ..storage.records.runs import RunRow
     from .resume import Claimed
 
     total, fresh = sizes(found)
@@ -211,7 +211,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choic
 
 def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """A published copy that still holds the bytes goes back into the store."""
-    from ..storage.files import Content
+    from ..storage.content.files import Content
 
     for output, path in found.places.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:

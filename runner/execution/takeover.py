@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..planning.schedule import ORPHANED
-from ..storage.ledger import LeaseRow
+from ..storage.records.ledger import LeaseRow
 from ..storage.workspace import Workspace
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ..storage.exchange import Chunk
-from ..storage.letters import Letters, Numbers, moment, point_of
+from ..storage.records.exchange import Chunk
+from ..storage.records.letters import Letters, Numbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from .tasks import steps_of

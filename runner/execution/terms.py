@@ -15,10 +15,10 @@ from ..secrets import Masker
 
 if TYPE_CHECKING:
     from ..planning.step import LimitSpec
-    from ..storage.runs import Event, RunRow
+    from ..storage.records.runs import Event, RunRow
     from ..storage.workspace import Workspace
     from ..survey.survey import Request
-    from .work import Failure
+    from .steps.work import Failure
 
 
 @dataclass(frozen=True, slots=True)

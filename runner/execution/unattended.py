@@ -11,12 +11,12 @@ from typing import Literal
 from drivers.base import Job
 
 from ..errors import Infrastructure
-from ..hosts import client
+from ..hosts.link import client
 from ..planning.schedule import FINAL, Move, State
-from ..storage.runs import RunRow, StepRow
+from ..storage.records.runs import RunRow, StepRow
 from ..storage.workspace import Workspace
-from .control import SAVING
-from .orphans import left_by
+from .steps.control import SAVING
+from .steps.orphans import left_by
 
 END = Literal["CANCELLED", "PAUSED"]
 LATE = timedelta(seconds=10)

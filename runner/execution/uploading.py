@@ -17,15 +17,16 @@ from ..planning.plan import Plan
 from ..planning.step import TEMPORARY
 from ..retry import backoff, retry
 from ..settings import StoreSettings
-from ..storage import buckets, results_folder
-from ..storage.bucket import Unreachable
-from ..storage.disk import delete
-from ..storage.files import Content, Entry
-from ..storage.results_folder import File
+from ..storage.buckets import opening as buckets
+from ..storage.buckets import results_folder
+from ..storage.buckets.bucket import Unreachable
+from ..storage.buckets.results_folder import File
+from ..storage.content.disk import delete
+from ..storage.content.files import Content, Entry
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ..storage.bucket import Bucket
+    from ..storage.buckets.bucket import Bucket
     from ..survey.survey import Survey
     from .terms import Listener
 
@@ -43,7 +44,7 @@ LATEST: Final = "latest.json"
 def check(ws: Workspace, plan: Plan, address: str) -> None:
     """Refuse a place that cannot be used, before anything runs.  Raises Invalid, Infrastructure."""
     if address.startswith(HUB):
-        from ..storage import hub
+        from ..storage.buckets import hub
 
         hub.check(address, ws.environ)
     else:
@@ -95,7 +96,7 @@ def _put(
     ws: Workspace, plan: Plan, address: str, files: list[File], facts: Mapping[str, object], beside: Path, progress: Callable[[int], object]
 ) -> int:
     if address.startswith(HUB):
-        from ..storage import hub
+        from ..storage.buckets import hub
 
         return hub.upload(address, files, facts, ws.environ, beside)
     folder = plan.digest[:12]

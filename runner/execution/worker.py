@@ -15,32 +15,33 @@ from drivers.base import DriverError
 from ..errors import Infrastructure, RecipeError, StoreBusy
 from ..hosts import stacks
 from ..hosts.ahead import Ahead
-from ..hosts.client import Client
 from ..hosts.connect import same_packages
 from ..hosts.interpreters import CURRENT
+from ..hosts.link.client import Client
 from ..hosts.pool import HostPool
 from ..logs import Log, mask
 from ..planning.halving import Goal
 from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
-from ..storage.files import no_space
-from ..storage.runs import Requested
+from ..storage.content.files import no_space
+from ..storage.records.runs import Requested
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.input_manifests import remember
 from ..survey.survey import Survey
-from . import loop, takeover, uploading
-from .commit import GroupCommit
-from .loop import Report
+from . import takeover, uploading
 from .refusals import at_once, demand, fits, needed, secrets_stay, takes
 from .reporting import log_remote
 from .results import deliver, point_latest, results, sizes, tell
 from .resume import Claimed
 from .signals import signals
+from .steps import loop
+from .steps.commit import GroupCommit
+from .steps.loop import Report
+from .steps.work import Handover, Options, Work
 from .tasks import given, pattern_of, steps_of
 from .terms import Listener, Overview, Settings, Since, Summary, lower
-from .work import Handover, Options, Work
 
 _log = Log("worker")
 LOCAL: Final = "local"

@@ -22,8 +22,8 @@ class Ahead:
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop, once it has connected or failed to.  What a host is met with is loaded meanwhile."""
-        from . import transfer  # noqa: F401
-        from .stream import program
+        from .link.stream import program
+        from .transfer import host_store as transfer  # noqa: F401
 
         program()
         self._over.wait()

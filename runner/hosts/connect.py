@@ -15,18 +15,18 @@ from drivers.devices import Card
 
 from ..errors import CannotRun, Infrastructure
 from ..extensions import packages
-from ..storage.files import Content
+from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import interpreters
-from .away import Away
-from .client import Client, there
-from .contact import said
-from .resting import LACKS
-from .sites import Shell, Site
+from .link.client import Client, there
+from .link.contact import said
+from .place.away import Away
+from .place.sites import Shell, Site
+from .renting.resting import LACKS
 
 if TYPE_CHECKING:
-    from .transfer import HostStore
-    from .wire import Progress
+    from .link.wire import Progress
+    from .transfer.host_store import HostStore
 
 TELL = 5.0
 """Seconds between words about a transfer."""
@@ -106,8 +106,8 @@ class Connector:
 
     def reach(self, name: str, host: Host, python: str, traits: Traits, root: str = "") -> Reached:
         """Begin our streams to a host, and ask it what `place` has to know.  `root` instead of the host's own."""
-        from .transfer import HostStore
-        from .wire import Wire
+        from .link.wire import Wire
+        from .transfer.host_store import HostStore
 
         root = root or host.root
         wire = Wire(host, root, name=name, say=self._say, progress=_Shown(self._say))

@@ -36,7 +36,7 @@ from .engines import ENGINES, Engine, Image, Mount
 if TYPE_CHECKING:
     from drivers.devices import Device
 
-    from .client import Client
+    from .link.client import Client
 
 MOST = 64
 """Mounts of one container: where links lead to more places than this, folders above them are mounted."""

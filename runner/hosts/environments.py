@@ -22,9 +22,9 @@ from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
 from . import uv
-from .contact import said
-from .hooks import INSTALL, Hooks
-from .sites import Site
+from .link.contact import said
+from .place.hooks import INSTALL, Hooks
+from .place.sites import Site
 
 _PROGRAM = Path(__file__).with_name("_builder.py")
 LOOK = 0.2

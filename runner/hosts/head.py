@@ -9,18 +9,18 @@ from drivers.base import DriverError, Lease, Offer, Traits, Visiting
 
 from ..errors import CannotRun, Infrastructure, Invalid, Problem
 from ..storage.workspace import Workspace
-from . import rendezvous
-from .capacity import others
 from .connect import Connector
-from .leases import driver_of
-from .rendezvous import Node
+from .place import rendezvous
+from .place.capacity import others
+from .place.rendezvous import Node
+from .renting.leases import driver_of
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..planning.step import StepSpec
     from ..settings import Head
-    from .sites import Site
+    from .place.sites import Site
 
 
 class Heading:

@@ -36,23 +36,23 @@ from drivers.base import (
 from ..errors import Busy, CannotRun, Infrastructure, Invalid, Problem
 from ..logs import Log
 from ..planning.step import StepSpec
-from ..storage import ledger
-from ..storage.ledger import LeaseRow, Ledger
+from ..storage.records import ledger
+from ..storage.records.ledger import LeaseRow, Ledger
 from ..storage.workspace import Workspace
 from . import interpreters
-from .away import Away
-from .budget import TERM
-from .client import Client
 from .connect import Connector, Reached, measure
 from .head import Heading
-from .inventory import IDLE, Inventory, named
-from .kept import KeptLeases
-from .lease_upkeep import LeaseUpkeep
-from .leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
-from .needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
-from .offering import cheapest, left_out
-from .resting import FAILED, LACKS, RESTS, resting
-from .sites import Site
+from .link.client import Client
+from .place.away import Away
+from .place.sites import Site
+from .renting.budget import TERM
+from .renting.inventory import IDLE, Inventory, named
+from .renting.kept import KeptLeases
+from .renting.lease_upkeep import LeaseUpkeep
+from .renting.leases import TAKEN_AWAY, driver_of, lease_of, need_of, offer_of
+from .renting.needs import MOST_TAKEN, Spot, Takes, least_of, market_of, need_for, wish_for
+from .renting.offering import cheapest, left_out
+from .renting.resting import FAILED, LACKS, RESTS, resting
 
 BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
@@ -311,7 +311,7 @@ class HostPool:
 
     def named(self, names: Sequence[str]) -> Site | None:
         """The place with these hosts, by rank; None when this run has not all of them."""
-        from .group import group_of
+        from .place.group import group_of
 
         found = named([*self.head.sites, *self.sites], names)
         return group_of(found) if found else None

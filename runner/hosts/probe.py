@@ -14,7 +14,7 @@ from drivers import machine
 from drivers.base import Accounted, Closing, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 
 from .engines import ENGINES
-from .stream import PYTHONS
+from .link.stream import PYTHONS
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
 _OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes

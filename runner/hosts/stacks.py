@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
-from ..storage.ledger import LeaseRow, Ledger, of_user
 from ..storage.locks import Lock, Locks
+from ..storage.records.ledger import LeaseRow, Ledger, of_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from drivers.base import Host
 
     from ..settings import Stack
-    from ..storage.bucket import Bucket
+    from ..storage.buckets.bucket import Bucket
     from ..storage.workspace import Workspace
-    from .kept import KeptLeases
+    from .renting.kept import KeptLeases
 
 LOOK: Final = 0.2
 """Seconds between two looks whether a stack is free."""
@@ -72,9 +72,9 @@ async def kept(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
     """The leases of a stack whose machine is kept, for no run.  Raises CannotRun for a stack that keeps none."""
     from drivers.base import Closing
 
-    from .kept import KeptLeases
-    from .leases import driver_of
-    from .needs import least_of
+    from .renting.kept import KeptLeases
+    from .renting.leases import driver_of
+    from .renting.needs import least_of
 
     if not stack.keep:
         raise CannotRun(f"the stack {stack.name} keeps no machine: each run rents its own", fix='add keep = "stopped" to it')
@@ -108,7 +108,7 @@ async def start(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
     from drivers.base import HostLost, Need, Wish
 
     from .connect import measure
-    from .leases import need_of, offer_of
+    from .renting.leases import need_of, offer_of
 
     leases.free()
     need = Need(gpus=1)
@@ -150,7 +150,7 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
     """The bucket or folder of the store that runs of a stack push to."""
     if not stack.store:
         return None
-    from ..storage import buckets
+    from ..storage.buckets import opening as buckets
 
     named = ws.config.store_named(stack.store)
     assert named is not None  # it has a name
@@ -162,7 +162,7 @@ def program(ws: Workspace, stack: Stack) -> str:
     from drivers.base import Exporting, Rejected
 
     from ..language.units import duration
-    from .leases import driver_of
+    from .renting.leases import driver_of
 
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
@@ -199,7 +199,7 @@ async def down(leases: KeptLeases) -> bool:
 
 async def host(leases: KeptLeases) -> Host | None:
     """The machine of a stack, where it is up; else None.  Raises DriverError."""
-    from .leases import lease_of
+    from .renting.leases import lease_of
 
     machine = leases.machine()
     found = await leases.call(partial(leases.driver.hosts, lease_of(machine))) if machine is not None and machine.lease else None

@@ -23,10 +23,10 @@ from .tail import LogTail, MetricsTail, canvas, fit, lines, named, shown, span, 
 
 if TYPE_CHECKING:
     from runner.execution.terms import Listener, Overview, Summary
-    from runner.storage.runs import Event
+    from runner.storage.records.runs import Event
     from runner.storage.workspace import Workspace
 
-    from ..execution.work import Failure
+    from ..execution.steps.work import Failure
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
-from ..hosts.money import committed
-from ..storage.ledger import LeaseRow, Ledger, of_user
+from ..hosts.renting.money import committed
+from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from .tables import aligned
 
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TextIO
 
 from ..planning.ids import readable
 from ..secrets import Masker, Secret, Stream, passwords, tokenlike
-from ..storage.runs import FINAL
+from ..storage.records.runs import FINAL
 from ..survey.env_files import EnvFiles
 from ..survey.rows import Rows, is_elsewhere
 from .tail import canvas, fit, shown
 
 if TYPE_CHECKING:
-    from ..storage.runs import Event
+    from ..storage.records.runs import Event
     from ..storage.workspace import Workspace
 
 POLL: Final = 0.1

@@ -11,8 +11,8 @@ from ..errors import CannotRun
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics
-from ..storage.links import Link, printed, recorded
-from ..storage.runs import FINAL, AttemptRow, RunRow
+from ..storage.records.links import Link, printed, recorded
+from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import rows, samples
 from ..survey.results import Point, points

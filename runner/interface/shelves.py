@@ -7,8 +7,8 @@ from typing import Final
 
 from drivers.base import Offer, Wish
 
-from ..hosts import offering
-from ..hosts.offering import Shelf
+from ..hosts.renting import offering
+from ..hosts.renting.offering import Shelf
 from .tables import aligned
 
 HEAD: Final = ("provider", "offer", "GPU", "memory", "region", "market", "$/h", "hours", "egress $", "total $", "reliable", "longest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..storage.runs import FINAL
+from ..storage.records.runs import FINAL
 
 
 class Progress(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
 from ..planning.schedule import word
-from ..storage.files import Content
-from ..storage.ledger import LeaseRow, Ledger, of_user
-from ..storage.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
+from ..storage.content.files import Content
+from ..storage.records.ledger import LeaseRow, Ledger, of_user
+from ..storage.records.runs import FINAL, STEP_FINAL, AttemptRow, Event, RunRow
 from ..storage.workspace import Workspace
 from ..survey import run_graph
 from ..survey.run_graph import RunGraph

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from ..errors import NotFound, RecipeError
 from ..logs import Log
 from ..storage.crash import crashpoint
-from ..storage.outbox import HOLD, Outbox, Waiting
-from ..storage.runs import RunRow
+from ..storage.records.outbox import HOLD, Outbox, Waiting
+from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from .receivers import Receivers, Try
 from .rules import Watch

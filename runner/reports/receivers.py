@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..errors import CannotRun, Infrastructure, RecipeError
-from ..storage.letters import LOCAL
-from ..storage.outbox import Waiting
-from ..storage.runs import RunRow
+from ..storage.records.letters import LOCAL
+from ..storage.records.outbox import Waiting
+from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from . import addresses, points
 from .sealing import unseal

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ..storage.ledger import Ledger, of_user
-from ..storage.runs import RunRow
+from ..storage.records.ledger import Ledger, of_user
+from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 
 EVERY: Final = 30.0

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ..errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
 from ..paths import shipped
-from ..storage.runs import KEY_IN_USE
+from ..storage.records.runs import KEY_IN_USE
 
 
 class ProblemView(BaseModel):

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
-from ..storage.runs import Wanted
+from ..storage.records.runs import Wanted
 from . import answers, artifacts, page, platform, recipes, runs, service, streams
 from .answers import ErrorView, Refused
 from .guard import Guard

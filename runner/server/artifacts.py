@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from ..interface import views
-from ..storage.files import Content
+from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import ranged
 from .answers import Refused

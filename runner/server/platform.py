@@ -18,8 +18,8 @@ from ..interface import pod
 from ..language.recipe import Recipe
 from ..reports.receivers import TOKEN
 from ..reports.sealing import seal
-from ..storage.letters import STATUS
-from ..storage.runs import RunRow, Wanted
+from ..storage.records.letters import STATUS
+from ..storage.records.runs import RunRow, Wanted
 from ..storage.workspace import Workspace
 from . import recipes, runs, streams
 from .answers import Refused, plain

@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from ..interface.logs import Part, parts
-from ..storage.runs import FINAL, RunRow
+from ..storage.records.runs import FINAL, RunRow
 from .answers import Refused
 from .room import Room, run_of
 from .tokens import Token

@@ -259,7 +259,7 @@ def _sum(parts: list[float | None]) -> float | None:
 
 
 def _size(ws: Workspace, content: str) -> int:
-    from ..storage.files import Content
+    from ..storage.content.files import Content
 
     seal = ws.store.index.seal(Content(content))
     return seal.size if seal is not None and isinstance(seal.size, int) else 0

@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Strict
 
 from ..errors import Problem, did_you_mean
-from ..storage.runs import RunRow
+from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused
 from .tokens import Scope, Token, Tokens

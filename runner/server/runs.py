@@ -18,7 +18,7 @@ from ..planning.ids import stored
 from ..reports.addresses import public_place
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
-from ..storage.runs import FINAL, Event, RunRow, Wanted
+from ..storage.records.runs import FINAL, Event, RunRow, Wanted
 from ..storage.workspace import Workspace
 from ..survey.survey import Request
 from . import recipes

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import CannotRun, Infrastructure, Invalid
-from ..hosts import offering
+from ..hosts.renting import offering
 from ..interface import costs, shelves
 from ..interface.pairs import filters
 from ..interface.views import moment
 from ..planning.schedule import word
-from ..storage.ledger import Ledger, of_user
-from ..storage.runs import Wanted
+from ..storage.records.ledger import Ledger, of_user
+from ..storage.records.runs import Wanted
 from ..storage.workspace import Workspace
 from .answers import Refused, plain
 from .room import ADMIN, READ, Given, InRoom, Moment, run_of

@@ -12,7 +12,7 @@ from secrets import token_urlsafe
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..errors import Unusable
-from ..storage.files import no_space
+from ..storage.content.files import no_space
 from ..storage.locks import Locks
 
 Scope: TypeAlias = Literal["read", "operate", "admin"]

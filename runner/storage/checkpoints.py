@@ -27,7 +27,7 @@ from ..digest import of_file, of_value
 from ..planning.step import StepSpec
 from .checkpoint_files import flaw, sharded
 from .checkpoint_layouts import ENGINE, TEMPORARY, layout, shape, step_of
-from .disk import below, delete
+from .content.disk import below, delete
 
 OURS = "checkpoint.json"
 """In a checkpoint of the trainers of this library: its step, its settings, and its files with their SHA-256."""

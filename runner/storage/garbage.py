@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..logs import Log
-from .disk import delete_whole
-from .files import Content
-from .index import Trace
-from .listings import forget_listings
-from .objects import Objects
-from .runs import FINAL
-from .store import Store
+from .content.disk import delete_whole
+from .content.files import Content
+from .content.listings import forget_listings
+from .content.objects import Objects
+from .records.index import Trace
+from .records.runs import FINAL
+from .records.store import Store
 
 _DAY = 86_400.0
 

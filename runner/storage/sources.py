@@ -23,9 +23,9 @@ from ..digest import of_value
 from ..errors import CannotRun
 from ..reading import whole
 from .bound import Bound
-from .digest_cache import DigestCache
-from .disk import delete
-from .hub import offline
+from .buckets.hub import offline
+from .content.digest_cache import DigestCache
+from .content.disk import delete
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def opened(ws: Workspace, address: str) -> tuple[Any, str]:
     if address.startswith("https:") and reach.allows(address):
         options = {"get_client": reach.session, "skip_instance_cache": True}
     if store is not None:
-        from .bucket import client_options
+        from .buckets.bucket import client_options
 
         options = client_options(address[:2], store)
     client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
 from ..paths import settings_files
-from .digest_cache import DigestCache
-from .files import Content, no_space
-from .index import Trace
-from .objects import Objects
-from .runs import Reporter
-from .store import Store, home
+from .content.digest_cache import DigestCache
+from .content.files import Content, no_space
+from .content.objects import Objects
+from .records.index import Trace
+from .records.runs import Reporter
+from .records.store import Store, home
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ..settings import Config, Stack
-    from .database import Data
-    from .index import Published
-    from .letters import Letters
     from .reach import Reach
-    from .remote_cache import RemoteCache
+    from .records.database import Data
+    from .records.index import Published
+    from .records.letters import Letters
+    from .remote.cache import RemoteCache
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
 """Variables with the addresses of a training platform."""
@@ -46,12 +46,12 @@ def results_place(text: str | Path) -> Path | str:
     if scheme[1] not in ("s3", "gs", "hf"):
         raise Invalid([Problem("bad-input", f"--out {address}: nothing can be uploaded there", None, "known: s3://, gs://, hf://ORG/NAME, a folder")])
     if scheme[1] == "hf":
-        from . import hub
+        from .buckets import hub
 
         hub.named(address)
     else:
         from ..settings import StoreSettings
-        from . import buckets
+        from .buckets import opening as buckets
 
         buckets.open(StoreSettings("", address), Path())
     return address.rstrip("/")
@@ -127,9 +127,9 @@ class Workspace:
         settings = self.config.store_named(name)
         if settings is None:
             return None
-        from . import buckets
-        from .remote_cache import RemoteCache, Uses
-        from .remotes import Remote
+        from .buckets import opening as buckets
+        from .remote.cache import RemoteCache, Uses
+        from .remote.remote import Remote
 
         remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
@@ -165,7 +165,7 @@ class Workspace:
 
     def _letters(self) -> Letters:
         from ..settings import NOTHING
-        from .letters import Letters
+        from .records.letters import Letters
 
         return Letters(self.store.runs, self.config if self.has_settings else NOTHING, self.environ)
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..errors import CannotRun, Corrupt, Invalid, Problem
 from ..language.library import find, fixtures
 from ..paths import BUNDLED, is_path
-from ..storage.disk import delete, total
-from ..storage.files import Content
+from ..storage.content.disk import delete, total
+from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import locks
 from .survey import Anew, Request, compiled_anew, look

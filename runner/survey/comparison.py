@@ -15,8 +15,8 @@ from ..errors import Invalid, RecipeError
 from ..language.values import is_number
 from ..planning.halving import STOPPED
 from ..planning.ids import bare
-from ..storage.index import Trace
-from ..storage.runs import AttemptRow, RunRow
+from ..storage.records.index import Trace
+from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
 from .results import Metric, Point, attempts_of, in_author, in_image, points, summary

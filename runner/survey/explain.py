@@ -13,8 +13,8 @@ from ..planning.causes import REMEDIES
 from ..planning.halving import STOPPED
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
-from ..storage.index import Published
-from ..storage.runs import AttemptRow
+from ..storage.records.index import Published
+from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -91,7 +91,7 @@ def _whose(published: Mapping[str, Published], path: str) -> str:
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
     """A step's command as it would be typed, and the text of the files that are written first; what only an attempt knows stays as written."""
     from ..errors import CannotRun
-    from ..hosts import launch
+    from ..hosts.place import launch
     from ..language.template import Place
 
     node, spec = found.plan.nodes[n], found.plan.specs()[n]

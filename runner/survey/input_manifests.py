@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RecipeError
-from ..storage.files import Content, Entry, tree_id
+from ..storage.content.files import Content, Entry, tree_id
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace

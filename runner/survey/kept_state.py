@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import Busy, CannotRun, NotFound
 from ..storage import checkpoints
-from ..storage.disk import delete, total
+from ..storage.content.disk import delete, total
 from ..storage.workspace import Workspace
 from .explain import image_of
 from .survey import Survey

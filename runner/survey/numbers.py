@@ -14,8 +14,8 @@ from ..planning.secret_values import all_given
 from ..planning.step import MetricsSpec
 from ..secrets import Masker
 from ..storage import metrics
-from ..storage.files import Content
-from ..storage.index import Trace
+from ..storage.content.files import Content
+from ..storage.records.index import Trace
 from ..storage.workspace import Workspace
 
 

@@ -8,9 +8,9 @@ from ..language.units import about
 from ..planning.judge import FRESH, RESTORE
 from ..planning.plan import UNCACHED
 from ..planning.step import TEMPORARY
-from ..storage.files import Content
-from ..storage.index import Trace
-from ..storage.remote_cache import RemoteCache, Tally
+from ..storage.content.files import Content
+from ..storage.records.index import Trace
+from ..storage.remote.cache import RemoteCache, Tally
 from ..storage.workspace import Workspace
 from .survey import Survey
 

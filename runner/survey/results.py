@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ..language.values import is_number
 from ..planning.step import MetricsSpec
 from ..storage import metrics
-from ..storage.database import Json
-from ..storage.index import Trace
-from ..storage.runs import AttemptRow
+from ..storage.records.database import Json
+from ..storage.records.index import Trace
+from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from . import rows
 from .numbers import stored_files

@@ -13,8 +13,8 @@ from typing import Final
 
 from ..errors import Infrastructure, RecipeError
 from ..storage import metrics
-from ..storage.files import Content
-from ..storage.runs import AttemptRow
+from ..storage.content.files import Content
+from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 
 PIECE: Final = 1 << 18

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from ..planning import fingerprint
 from ..planning.ids import bare
-from ..storage.files import Content
-from ..storage.index import Trace
-from ..storage.links import Link, recorded
-from ..storage.runs import AttemptRow, RunRow
+from ..storage.content.files import Content
+from ..storage.records.index import Trace
+from ..storage.records.links import Link, recorded
+from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from . import run_graph
 from .comparison import Cell, Result, in_id, result_found, result_of

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..language.values import is_number
 from ..storage import metrics
-from ..storage.runs import AttemptRow
+from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from . import rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..planning.halving import STOPPED, Stream, stream
-from ..storage.runs import AttemptRow
+from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from .results import attempts_of, points
 from .survey import Survey

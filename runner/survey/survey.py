@@ -34,7 +34,7 @@ from ..planning.plan import COMPILER, Place, Plan
 from ..planning.step import MetricsSpec
 from ..reading import unfit, whole
 from ..secrets import unusable
-from ..storage.files import Content
+from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import code_files, locks
 from .imports import ImportCache, followed

@@ -19,10 +19,10 @@ from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED
 from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
-from ..storage import disk
+from ..storage.content import disk
 from ..storage.garbage import Garbage
-from ..storage.index import Made, Published, Trace
-from ..storage.runs import FINAL, RunRow
+from ..storage.records.index import Made, Published, Trace
+from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
 

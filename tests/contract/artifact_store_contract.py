@@ -17,14 +17,18 @@ from typing import Any, Protocol
 import pytest
 
 from runner.errors import Corrupt, Infrastructure, Unusable
-from runner.storage import checkpoints, google, remote_layout, remote_states, remotes, s3
-from runner.storage.bucket import Bucket
+from runner.storage import checkpoints
+from runner.storage.buckets import google, s3
+from runner.storage.buckets.bucket import Bucket
+from runner.storage.content.files import Content, Entry, tree_id
+from runner.storage.content.objects import Objects
 from runner.storage.crew import Crew
-from runner.storage.files import Content, Entry, tree_id
-from runner.storage.index import Made, Trace
-from runner.storage.objects import Objects
-from runner.storage.remote_session import MissingObject
-from runner.storage.remotes import Remote
+from runner.storage.records.index import Made, Trace
+from runner.storage.remote import layout as remote_layout
+from runner.storage.remote import remote as remotes
+from runner.storage.remote import states as remote_states
+from runner.storage.remote.remote import Remote
+from runner.storage.remote.session import MissingObject
 from tests.tools import needs
 
 KEYS = int(os.environ.get("RECIPE_STORE_KEYS", "65"))

@@ -54,8 +54,8 @@ from drivers.base import (
     Wish,
 )
 from drivers.installation import Installation
-from runner.hosts.client import Client, Streamed
-from runner.hosts.wire import Wire
+from runner.hosts.link.client import Client, Streamed
+from runner.hosts.link.wire import Wire
 
 AT_ONCE = timedelta(0)
 LONG = timedelta(seconds=60)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
 from runner.execution.terms import new_id
-from runner.storage.files import Content
-from runner.storage.index import Changes, Made, Published, Trace
-from runner.storage.outbox import Letter
-from runner.storage.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted
-from runner.storage.store import Store
+from runner.storage.content.files import Content
+from runner.storage.records.index import Changes, Made, Published, Trace
+from runner.storage.records.outbox import Letter
+from runner.storage.records.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted
+from runner.storage.records.store import Store
 
 
 @dataclass(frozen=True, slots=True)

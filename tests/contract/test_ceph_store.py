@@ -10,10 +10,10 @@ import pytest
 
 from runner.agent.pulling import Pulling
 from runner.settings import StoreSettings
-from runner.storage import buckets
-from runner.storage.bucket import StoreError
-from runner.storage.objects import Objects
-from runner.storage.remotes import Remote
+from runner.storage.buckets import opening as buckets
+from runner.storage.buckets.bucket import StoreError
+from runner.storage.content.objects import Objects
+from runner.storage.remote.remote import Remote
 from runner.storage.signed import listed
 from runner.storage.sources import ask
 from runner.storage.workspace import Workspace

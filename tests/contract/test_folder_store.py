@@ -9,10 +9,10 @@ import pytest
 
 from runner.errors import Infrastructure
 from runner.settings import StoreSettings
-from runner.storage import buckets
-from runner.storage.bucket import Bucket
-from runner.storage.objects import Objects
-from runner.storage.remotes import Remote
+from runner.storage.buckets import opening as buckets
+from runner.storage.buckets.bucket import Bucket
+from runner.storage.content.objects import Objects
+from runner.storage.remote.remote import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, names, trace
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from runner.settings import StoreSettings
-from runner.storage import buckets
-from runner.storage.bucket import StoreError, Unreachable
-from runner.storage.objects import Objects
-from runner.storage.remotes import Remote
+from runner.storage.buckets import opening as buckets
+from runner.storage.buckets.bucket import StoreError, Unreachable
+from runner.storage.content.objects import Objects
+from runner.storage.remote.remote import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key
 from tests.servers.fakegcs import FakeGcs

@@ -16,7 +16,7 @@ from drivers import machine
 from drivers.base import Command, Host, HostLost, Lease, Offer, Order, Rejected, Traits, Wish, file_name
 from drivers.local import LocalHost
 from runner.agent import reach
-from runner.hosts.client import Socket
+from runner.hosts.link.client import Socket
 from tests.support import old_python
 
 OLD = old_python()

@@ -14,8 +14,8 @@ from driver_contract import ENV, LONG, SH, DriverContract, PausingContract, Visi
 
 from drivers.base import Command, Denied, DriverError, Host, HostLost, Lease, NoCapacity, Offer, Order, Rejected, Throttled, Unreachable, Wish
 from drivers.loopback import Faults, Loopback
-from runner.hosts.client import Client, Streamed
-from runner.hosts.wire import Wire
+from runner.hosts.link.client import Client, Streamed
+from runner.hosts.link.wire import Wire
 
 
 class TestLoopback(PausingContract, VisitingContract, DriverContract):

@@ -13,13 +13,14 @@ import pytest
 from runner.errors import Infrastructure
 from runner.retry import retry
 from runner.settings import StoreSettings
-from runner.storage import buckets, remote_layout
-from runner.storage.bucket import ATTEMPTS, Again, StoreError, Unreachable, tries
-from runner.storage.files import Content
-from runner.storage.objects import Objects
-from runner.storage.remote_session import MissingObject
-from runner.storage.remotes import Remote
-from runner.storage.s3 import S3
+from runner.storage.buckets import opening as buckets
+from runner.storage.buckets.bucket import ATTEMPTS, Again, StoreError, Unreachable, tries
+from runner.storage.buckets.s3 import S3
+from runner.storage.content.files import Content
+from runner.storage.content.objects import Objects
+from runner.storage.remote import layout as remote_layout
+from runner.storage.remote.remote import Remote
+from runner.storage.remote.session import MissingObject
 from tests.contract.artifact_store_contract import *  # noqa: F403
 from tests.contract.artifact_store_contract import file, key, name, names, noise, trace, tree
 from tests.servers.httpfaults import Fault, HttpFaults, Request

@@ -15,7 +15,7 @@ from driver_contract import DriverContract, ExcludingContract
 
 from drivers.base import Denied, Driver, Order, Wish
 from runner.execution.terms import Settings
-from runner.hosts.client import Client
+from runner.hosts.link.client import Client
 from tests.servers.ray import LOOPBACK
 from tests.servers.ray import Ray as Cluster
 from tests.support import Space, Workers, until

@@ -15,7 +15,7 @@ from driver_contract import ClosingContract, DriverContract, ExcludingContract
 
 from drivers.base import Driver, Order, Wish
 from drivers.slurm import Slurm
-from runner.hosts.client import Client
+from runner.hosts.link.client import Client
 from tests.servers.slurm import CGROUPS
 from tests.servers.slurm import Slurm as Cluster
 

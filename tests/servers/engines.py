@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 
 from runner.hosts import containers
-from runner.hosts.client import here
 from runner.hosts.engines import Engine
+from runner.hosts.link.client import here
 from tests.support import until
 from tests.tools import needs
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from drivers.base import Command, Offer, Order, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
-from runner.hosts.client import Client, there
-from runner.hosts.wire import Wire
+from runner.hosts.link.client import Client, there
+from runner.hosts.link.wire import Wire
 
 from .proxy import Proxy
 from .sshd import Sshd

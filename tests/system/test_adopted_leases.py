@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from runner.execution.terms import Settings
-from runner.storage.runs import WORKER_GONE, RunRow, is_over
+from runner.storage.records.runs import WORKER_GONE, RunRow, is_over
 from tests.cloud import cloud, provider
 from tests.support import Space, until
 

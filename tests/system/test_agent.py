@@ -17,7 +17,7 @@ import pytest
 
 from drivers.base import Command, Denied, Exit, Job, Rejected
 from runner.agent import journal, locks
-from runner.hosts import client
+from runner.hosts.link import client
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -433,7 +433,7 @@ STOPPED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from drivers.base import Command
-from runner.hosts import client
+from runner.hosts.link import client
 
 async def work():
     host = client.here(Path(sys.argv[1]), 1.0)

@@ -16,9 +16,9 @@ import pytest
 
 from drivers.base import Unreachable
 from runner.execution.terms import Settings
-from runner.hosts import pulling
-from runner.hosts.stream import Stream
-from runner.hosts.wire import Wire
+from runner.hosts.link.stream import Stream
+from runner.hosts.link.wire import Wire
+from runner.hosts.transfer import pulling
 from runner.secrets import Masker, Secret
 from runner.settings import Config
 from runner.storage.signed import opens

@@ -15,7 +15,7 @@ import pytest
 
 from runner.execution.terms import Choice
 from runner.interface.logs import Part, Raw, Safe, tail_of
-from runner.storage.runs import RunRow
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import RECIPE, Space, until
 from tests.system.test_cli_why import LETTERS, Recipe, letters, recipe

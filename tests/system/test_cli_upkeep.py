@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from runner.storage.runs import RunRow
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import Space
 from tests.system.test_cli_why import FAN, LETTERS, Recipe, letters, recipe

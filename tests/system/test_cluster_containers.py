@@ -17,8 +17,8 @@ from drivers.base import Command, Exit, Job
 from drivers.devices import Device
 from runner.errors import CannotRun
 from runner.hosts import cluster_containers, containers
-from runner.hosts.client import Client, here
 from runner.hosts.engines import Engine, Image, Mount
+from runner.hosts.link.client import Client, here
 from tests.servers import cluster_engines
 from tests.support import until
 from tests.tools import needs

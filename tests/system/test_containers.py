@@ -32,10 +32,10 @@ from drivers.devices import Device
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
 from runner.hosts import containers
-from runner.hosts.client import Client, here
-from runner.hosts.client import there as there_on
 from runner.hosts.engines import Engine, Image, Mount
-from runner.hosts.wire import Wire
+from runner.hosts.link.client import Client, here
+from runner.hosts.link.client import there as there_on
+from runner.hosts.link.wire import Wire
 from tests.servers.engines import EACH, Machine, daemon, machine, root_of  # noqa: F401  # fixtures
 from tests.support import Space, until
 from tests.tools import lacks, needs

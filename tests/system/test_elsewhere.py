@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from drivers.base import Exit, Unreachable
-from runner.execution.orphans import Orphans
+from runner.execution.steps.orphans import Orphans
 from runner.execution.terms import Choice, Settings
-from runner.hosts import collecting, following
-from runner.hosts.contact import RemoteContact
-from runner.hosts.following import Follower
-from runner.storage.runs import Event
+from runner.hosts.link.contact import RemoteContact
+from runner.hosts.place import collecting, following
+from runner.hosts.place.following import Follower
+from runner.storage.records.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.storage import digest_cache, files, listings
-from runner.storage.digest_cache import DigestCache
-from runner.storage.files import Content, Unhashable, entries, identity, scan
+from runner.storage.content import digest_cache, files, listings
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.files import Content, Unhashable, entries, identity, scan
 
 OLD = 1_700_000_000_123_456_789
 

@@ -14,7 +14,7 @@ import pytest
 
 from drivers import calls
 from drivers.base import Argv, Denied
-from runner.hosts import stream
+from runner.hosts.link import stream
 from tests.support import old_python
 
 POSES = """\

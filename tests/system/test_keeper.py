@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from drivers.base import HostLost, Unreachable
 from runner.errors import Infrastructure
-from runner.hosts.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, strained
-from runner.hosts.host_task import Round, StateFolder
+from runner.hosts.place.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, strained
+from runner.hosts.place.host_task import Round, StateFolder
 from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))

@@ -21,12 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.execution.steps.work import Failure
 from runner.execution.terms import Overview, Summary
-from runner.execution.work import Failure
 from runner.interface.console import Live
 from runner.interface.tail import LogTail, MetricsTail
 from runner.secrets import Masker, Secret
-from runner.storage.runs import Event
+from runner.storage.records.runs import Event
 
 ROOT = Path(__file__).parents[2]
 
@@ -432,7 +432,7 @@ PROGRAM = """
 import sys, time
 from runner.execution.terms import Overview
 from runner.interface.console import for_stream
-from runner.storage.runs import Event
+from runner.storage.records.runs import Event
 live = for_stream(sys.stdout, sys.stderr, json=False, quiet=0, verbose=0, commands=False)
 live.begin(Overview("r", "x@1", 3, 1, ("a", "b"), {}, 2, "/nowhere"))
 live.events([Event("r", 1, 1.0, "step", "a", "QUEUED", "RUNNING", "", {"log": "none"})])

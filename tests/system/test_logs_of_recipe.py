@@ -17,7 +17,7 @@ steps:
 """
 DRIVER = """
 import logging, sys
-from runner.execution import loop
+from runner.execution.steps import loop
 from runner.interface.cli.main import main
 end = loop.end
 async def tells(work, id, how):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.storage.database import Database
+from runner.storage.records.database import Database
 from tests.history import remember
 from tests.support import Space
 

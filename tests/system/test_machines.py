@@ -20,17 +20,17 @@ import psycopg
 import pytest
 
 from runner.errors import CannotRun, Corrupt, Invalid
-from runner.execution import attempt_result, chunks
 from runner.execution.queue import Ticket, again, serve, submit
 from runner.execution.results import collect
+from runner.execution.steps import attempt_result, chunks
+from runner.execution.steps.work import Handover
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
-from runner.execution.work import Handover
 from runner.interface.cli.report import described
 from runner.interface.logs import Follower
 from runner.paths import shipped
-from runner.storage.remote_states import Lying
-from runner.storage.runs import Offer, RunRow
+from runner.storage.records.runs import Offer, RunRow
+from runner.storage.remote.states import Lying
 from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
 from runner.survey.survey import Request, survey
@@ -117,7 +117,7 @@ def test_a_worker_that_stood_still_while_another_machine_did_its_run_begins_no_s
     starts = a.space.root / "starts"
     a.space.recipe(f"steps: {{s: {{run: 'echo begun >> {starts}; echo x > o', outputs: {{o: o}}}}}}")
     run = a.submit()
-    soon = "from runner.storage import postgres_claims; postgres_claims.SURE = 0.05"  # it stands still for less than a claim lasts
+    soon = "from runner.storage.records import postgres_claims; postgres_claims.SURE = 0.05"  # it stands still for less than a claim lasts
     argv = [sys.executable, "-c", f"{soon}\nfrom runner.interface.cli.main import main\nmain(['worker', '--workspace', '.'])"]
     env = {**b.env, "RECIPE_CRASH_AT": "attempt-staged:1:STOP"}
     with subprocess.Popen(

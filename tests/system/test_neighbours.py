@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from drivers.local import LocalHost
-from runner.hosts import download
-from runner.hosts.transfer import HostStore
-from runner.hosts.wire import Meter, Wire
-from runner.storage.files import scan
+from runner.hosts.link.wire import Meter, Wire
+from runner.hosts.transfer import download
+from runner.hosts.transfer.host_store import HostStore
+from runner.storage.content.files import scan
 
 
 def between(tmp_path: Path, story: Callable[[HostStore], Awaitable[None]]) -> None:
@@ -55,7 +55,9 @@ def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_pa
 
 
 def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.neighbours._write", lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk"))
+    monkeypatch.setattr(
+        "runner.hosts.transfer.neighbours._write", lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk")
+    )
 
     async def story(host_store: HostStore) -> None:
         assert not host_store.neighbour.reads and await host_store.neighbour.same([str(tmp_path)]) == set()
@@ -71,7 +73,7 @@ def test_a_path_is_used_in_place_only_where_it_is_the_same_file(tmp_path: Path, 
     async def story(host_store: HostStore) -> None:
         paths = [str(one), str(other), str(tmp_path / "absent"), str(tmp_path)]
         assert await host_store.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
-        monkeypatch.setattr("runner.hosts.neighbours.marks", lambda path: [1, 2, 3, 4] if path == str(one) else [])
+        monkeypatch.setattr("runner.hosts.transfer.neighbours.marks", lambda path: [1, 2, 3, 4] if path == str(one) else [])
         assert await host_store.neighbour.same(paths) == set(), "an inode, a size or a time differs"
 
     between(tmp_path, story)

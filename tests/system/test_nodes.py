@@ -16,9 +16,9 @@ from drivers.base import Argv, Command, Job, Lease
 from drivers.loopback import Loopback, _end_all
 from runner.errors import RecipeError
 from runner.execution.terms import Settings
-from runner.hosts import group
-from runner.hosts.away import Away
-from runner.hosts.host_task import HostTask
+from runner.hosts.place import group
+from runner.hosts.place.away import Away
+from runner.hosts.place.host_task import HostTask
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 

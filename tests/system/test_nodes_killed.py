@@ -25,7 +25,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from drivers.loopback import Loopback, _end_all
-from runner.storage.ledger import Ledger, of_workspace
+from runner.storage.records.ledger import Ledger, of_workspace
 from tests.servers.ray import LOOPBACK as RAY_STAYS_HERE
 from tests.servers.ray import Ray
 from tests.servers.slurm import Slurm

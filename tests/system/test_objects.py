@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt, Infrastructure
-from runner.storage import files
-from runner.storage.digest_cache import DigestCache
-from runner.storage.disk import SYNCED
-from runner.storage.files import Content, scan
-from runner.storage.manifests import Manifests
-from runner.storage.objects import SMALL, Objects
-from runner.storage.seals import Seal
+from runner.storage.content import files
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.disk import SYNCED
+from runner.storage.content.files import Content, scan
+from runner.storage.content.manifests import Manifests
+from runner.storage.content.objects import SMALL, Objects
+from runner.storage.content.seals import Seal
 
 SIZES = [0, 1, SMALL, SMALL + 1, SYNCED + 3]
 
@@ -160,7 +160,7 @@ def test_a_sealed_object_is_not_read_again_until_the_next_boot(root: Path, tmp_p
     real = files._hash
     monkeypatch.setattr(files, "_hash", lambda path, *more: (reads.append(path), real(path, *more))[1])
     assert all(Objects(root, seals.get).intact(content) for content in made) and not reads
-    monkeypatch.setattr("runner.storage.seals._boot_id", lambda: "the next boot")
+    monkeypatch.setattr("runner.storage.content.seals._boot_id", lambda: "the next boot")
     later = Objects(root, seals.get)
     assert all(later.intact(content) for content in made)
     assert [os.path.basename(path) for path in reads] == [made[0][2:], "f.txt", "run"]  # what was synced is believed

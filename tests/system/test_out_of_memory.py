@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from runner.execution.adjusting import divided
-from runner.storage.store import Store
+from runner.execution.steps.adjusting import divided
+from runner.storage.records.store import Store
 from tests.support import Space, until
 
 RECIPE = """

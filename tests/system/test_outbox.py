@@ -22,8 +22,8 @@ from runner.reports.addresses import Place, public_place
 from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
 from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
-from runner.storage.outbox import Waiting
-from runner.storage.runs import RunRow
+from runner.storage.records.outbox import Waiting
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers.receiver import Got, Receiver

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from runner.errors import Corrupt, NotFound
 from runner.interface.cli import main
 from runner.interface.cli import pack as command
-from runner.storage import pack, packed
-from runner.storage.files import Changed, Content, Entry, entries, scan, tree_id
+from runner.storage.content import pack, packed
+from runner.storage.content.files import Changed, Content, Entry, entries, scan, tree_id
 from tests.support import Space
 from tests.tools import needs
 
@@ -136,7 +136,7 @@ def test_a_pack_has_one_name_and_one_set_of_bytes(data: Path, tmp_path: Path, va
 SCRIPT = """
 import hashlib, json, sys
 sys.path.insert(0, sys.argv[1])
-from runner.storage import files, pack, tar
+from runner.storage.content import files, pack, tar
 manifest = files.entries(sys.argv[2])
 cut = pack.shards(manifest, 64 << 10)
 sums = [hashlib.sha256(b"".join(tar.tar_stream(sys.argv[2], shard.entries))).hexdigest() for shard in cut]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.storage.files import scan
+from runner.storage.content.files import scan
 from tests.servers.moto import Moto
 from tests.support import Space
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RecipeError
-from runner.storage import tar
-from runner.storage.files import Changed, Entry, Unhashable, entries, scan
-from runner.storage.manifests import unsafe
-from runner.storage.tar import END, member_size, tar_stream
+from runner.storage.content import tar
+from runner.storage.content.files import Changed, Entry, Unhashable, entries, scan
+from runner.storage.content.manifests import unsafe
+from runner.storage.content.tar import END, member_size, tar_stream
 from tests.tools import needs
 
 

@@ -12,8 +12,8 @@ import pytest
 from runner.errors import CannotRun
 from runner.reports.delivery import deliver
 from runner.reports.sealing import seal, unseal
-from runner.storage.letters import Numbers, point_of
-from runner.storage.runs import RunRow
+from runner.storage.records.letters import Numbers, point_of
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
 from tests.servers.receiver import Got, Receiver
@@ -80,7 +80,7 @@ def test_status_and_alerts_are_the_bodies_of_the_examples(tmp_path: Path, state:
     with Receiver() as receiver, Workspace.open(tmp_path, environ=platform(receiver)) as ws:
         with monkeypatch.context() as patched:
             clock = Clock()
-            patched.setattr("runner.storage.sqlite_runs.time", clock)
+            patched.setattr("runner.storage.records.sqlite_runs.time", clock)
             ended(ws, state, detail, reason, clock)
         deliver(ws.root, ws.environ)
         statuses, alerts = by_path(receiver.got, "/status"), by_path(receiver.got, "/api/alerts/trigger")

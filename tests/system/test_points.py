@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.storage.runs import RunRow
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import Space
 

@@ -13,16 +13,16 @@ import psycopg
 import pytest
 
 from runner.errors import Infrastructure, Unusable
-from runner.execution.control import heed
 from runner.execution.queue import Ticket, serve, submit
+from runner.execution.steps.control import heed
+from runner.execution.steps.work import Handover, Work
 from runner.execution.terms import Choice, Settings
-from runner.execution.work import Handover, Work
 from runner.reports.delivery import deliver
-from runner.storage import postgres_claims, postgres_database
-from runner.storage.exchange import Chunk
-from runner.storage.index import Changes
-from runner.storage.runs import ELSEWHERE, Offer, Stale, StepRow
-from runner.storage.store import Store
+from runner.storage.records import postgres_claims, postgres_database
+from runner.storage.records.exchange import Chunk
+from runner.storage.records.index import Changes
+from runner.storage.records.runs import ELSEWHERE, Offer, Stale, StepRow
+from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
 from tests.contract.store_contract import *  # noqa: F403
@@ -240,7 +240,7 @@ def test_a_database_that_was_silent_for_long_is_heard_again(space: Space, url: s
             raise
 
     monkeypatch.setattr(postgres_database, "PATIENCE", 0.1)
-    monkeypatch.setattr("runner.execution.loop.heed", heard)
+    monkeypatch.setattr("runner.execution.steps.loop.heed", heard)
     space.recipe(TWO.format(root=space.root))
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}

@@ -22,8 +22,9 @@ from runner.execution.session import look
 from runner.execution.terms import Choice, Settings
 from runner.interface.cli.chosen import begun
 from runner.language import document
-from runner.storage import database, tiny
-from runner.storage.store import Store
+from runner.storage.content import tiny
+from runner.storage.records import database
+from runner.storage.records.store import Store
 from runner.survey.survey import Request
 from tests.support import Space, until
 

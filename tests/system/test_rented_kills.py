@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.storage.ledger import Ledger
+from runner.storage.records.ledger import Ledger
 from tests.fake_provider import Provider, provider
 from tests.rented import TRAIN, alive, key_of_the_account, rents
 from tests.support import Space

@@ -12,8 +12,8 @@ import pytest
 
 from runner.execution.terms import Settings
 from runner.interface.cli.history import overview
-from runner.storage.ledger import LeaseRow, Ledger
-from runner.storage.runs import RunRow, StepRow
+from runner.storage.records.ledger import LeaseRow, Ledger
+from runner.storage.records.runs import RunRow, StepRow
 from runner.storage.workspace import Workspace
 from tests.cloud import cloud, provider
 from tests.support import Space
@@ -142,7 +142,7 @@ def test_a_local_run_writes_no_ledger(space: Space) -> None:
     space.recipe("steps:\n  s: {run: 'echo 1 > o', outputs: {o: o}}\n")
     space.run()
     assert not Path(os.environ["RECIPE_LEDGER"]).exists() and not (space.root / ".recipe/ledger.db").exists()
-    assert "runner.storage.ledger" in sys.modules  # it is imported with what knows leases, and opened by nobody
+    assert "runner.storage.records.ledger" in sys.modules  # it is imported with what knows leases, and opened by nobody
 
 
 def test_a_python_that_is_not_there_is_reported_and_nothing_is_rented(space: Space) -> None:

@@ -12,12 +12,12 @@ from typing import Literal
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution import control, loop
-from runner.execution.loop import Report
-from runner.execution.work import Work
-from runner.hosts import control_file
-from runner.hosts.client import Client
-from runner.storage.store import Store
+from runner.execution.steps import control, loop
+from runner.execution.steps.loop import Report
+from runner.execution.steps.work import Work
+from runner.hosts.link import control_file
+from runner.hosts.link.client import Client
+from runner.storage.records.store import Store
 from tests.support import Space, until
 
 TRAINER = """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.storage.runs import Event, RunRow
-from runner.storage.store import Store
+from runner.storage.records.runs import Event, RunRow
+from runner.storage.records.store import Store
 
 RECIPE = """\
 recipe: r@1

@@ -22,10 +22,10 @@ from runner.execution import queue
 from runner.execution.queue import Ticket
 from runner.planning.schedule import Move
 from runner.reports.delivery import deliver
-from runner.storage import postgres_runs, sqlite_runs
-from runner.storage.runs import SILENT, Offer
-from runner.storage.sqlite_runs import SqliteRuns
-from runner.storage.store import Store
+from runner.storage.records import postgres_runs, sqlite_runs
+from runner.storage.records.runs import SILENT, Offer
+from runner.storage.records.sqlite_runs import SqliteRuns
+from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import DONE, RECEIVERS, RUN
 from tests.servers.receiver import Receiver

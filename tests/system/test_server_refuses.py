@@ -27,7 +27,7 @@ from runner.server.pulse import Beat
 from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
-from runner.storage.runs import RunRow
+from runner.storage.records.runs import RunRow
 from tests.servers.rest import Rest
 from tests.support import until
 from tests.system.test_server import refused, workspace

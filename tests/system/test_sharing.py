@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.storage.files import Content
+from runner.storage.content.files import Content
 from tests.servers.httpfaults import Fault, HttpFaults
 from tests.servers.moto import Moto
 from tests.support import Space, until
@@ -356,7 +356,7 @@ def test_two_machines_and_a_bucket(tmp_path: Path, moto: Moto) -> None:
 
 @pytest.mark.usefixtures("login")
 def test_a_server_that_says_nothing_is_waited_for_once(tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.storage.remote_cache.PATIENCE", 0.5)
+    monkeypatch.setattr("runner.storage.remote.cache.PATIENCE", 0.5)
     silent = threading.Event()
     with HttpFaults(moto.endpoint) as proxy:
         proxy.spoil = lambda request: Fault(hold=silent)

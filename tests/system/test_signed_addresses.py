@@ -18,7 +18,7 @@ from runner.execution import queue
 from runner.execution.queue import Ticket, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage import bound, sources
-from runner.storage.remote_states import Lying
+from runner.storage.remote.states import Lying
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
 from tests.support import Space

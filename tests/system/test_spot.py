@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from drivers.base import Need, Offer, Traits
-from runner.hosts.needs import MOST_TAKEN, Spot
+from runner.hosts.place.sites import Site
 from runner.hosts.pool import HostPool
-from runner.hosts.sites import Site
+from runner.hosts.renting.needs import MOST_TAKEN, Spot
 from runner.planning.step import ResourceSpec, StepSpec
-from runner.storage.store import Store
+from runner.storage.records.store import Store
 from tests.fake_provider import provider
 from tests.rented import alive, ours, rents
 from tests.support import Space, until

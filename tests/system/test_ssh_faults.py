@@ -28,7 +28,7 @@ import pytest
 from drivers.base import Denied, DriverError, HostLost, Need, NoCapacity, Rejected, Unreachable, Wish
 from drivers.ssh import Ssh
 from drivers.sshlink import Link, Route
-from runner.hosts import stream
+from runner.hosts.link import stream
 from tests.servers.logins import hosted, known_through, leased, linked, order, route, run, said, script, through
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd, free_port, make_key, sshd  # noqa: F401  # a fixture

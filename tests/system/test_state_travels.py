@@ -21,10 +21,10 @@ import pytest
 from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
-from runner.hosts.checkpoint_sync import CheckpointSync, Look, OverHostStore
-from runner.hosts.host_task import Round, StateFolder
-from runner.hosts.transfer import HostStore
-from runner.hosts.wire import Wire
+from runner.hosts.link.wire import Wire
+from runner.hosts.place.checkpoint_sync import CheckpointSync, Look, OverHostStore
+from runner.hosts.place.host_task import Round, StateFolder
+from runner.hosts.transfer.host_store import HostStore
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
 

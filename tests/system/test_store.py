@@ -14,16 +14,17 @@ import pytest
 
 from runner.errors import Busy, RecipeError, Unusable
 from runner.interface.cli.main import main
-from runner.storage import database, files
-from runner.storage import store as module
-from runner.storage.database import Kind
-from runner.storage.digest_cache import DigestCache
-from runner.storage.files import Content, scan
+from runner.storage.content import files
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.files import Content, scan
+from runner.storage.content.objects import Objects
 from runner.storage.garbage import collect, garbage
-from runner.storage.index import Changes, Made, Published, Trace
-from runner.storage.objects import Objects
-from runner.storage.runs import AttemptRow, RunRow, StepRow
-from runner.storage.store import Store, home
+from runner.storage.records import database
+from runner.storage.records import store as module
+from runner.storage.records.database import Kind
+from runner.storage.records.index import Changes, Made, Published, Trace
+from runner.storage.records.runs import AttemptRow, RunRow, StepRow
+from runner.storage.records.store import Store, home
 from tests.contract.store_contract import *  # noqa: F403
 from tests.contract.store_contract import RUN, Move, trace
 
@@ -212,12 +213,13 @@ def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
 WORKER = """
 import sys
 from pathlib import Path
-from runner.storage import database, files
-from runner.storage.objects import Objects
-from runner.storage.digest_cache import DigestCache
-from runner.storage.index import *
-from runner.storage.runs import *
-from runner.storage.store import *
+from runner.storage.content import files
+from runner.storage.records import database
+from runner.storage.content.objects import Objects
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.records.index import *
+from runner.storage.records.runs import *
+from runner.storage.records.store import *
 class Move(NamedTuple):
     subject: str; id: str; before: str; after: str; reason: str = ""; data: dict = {}
 w = Path(sys.argv[1])

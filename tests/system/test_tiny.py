@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import Corrupt
-from runner.storage.digest_cache import DigestCache
-from runner.storage.files import Content, scan
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.files import Content, scan
+from runner.storage.content.objects import Objects
+from runner.storage.content.tiny import TINY
 from runner.storage.garbage import collect, garbage
-from runner.storage.index import Changes
-from runner.storage.objects import Objects
-from runner.storage.runs import RunRow
-from runner.storage.store import Store
-from runner.storage.tiny import TINY
+from runner.storage.records.index import Changes
+from runner.storage.records.runs import RunRow
+from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from tests.support import Space
 
@@ -99,7 +99,7 @@ def test_what_is_written_over_a_spare_file_has_its_mode_and_is_known_unread(ws: 
     assert target.read_bytes() == b"secret" and (ws.root / "made").read_bytes() == b"secret" and not spare.exists()
     assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE((ws.root / "ordinary").stat().st_mode)
     ws.save_cache()
-    monkeypatch.setattr("runner.storage.files._hash", None)
+    monkeypatch.setattr("runner.storage.content.files._hash", None)
     assert DigestCache(ws.root, ws.store.index.files()).content_of("deep/out.txt") == content
     monkeypatch.undo()
     target.write_bytes(b"edited")
@@ -179,7 +179,7 @@ def test_a_store_of_the_first_format_is_taken_over_with_all_that_it_holds(space:
     space.recipe(
         "steps:\n  a: {run: cp in.txt a.txt, deps: [in.txt], outputs: {o: a.txt}}\n  b: {run: 'cp {{ steps.a.o }} b.txt', outputs: {o: b.txt}}\n"
     )
-    monkeypatch.setattr("runner.storage.tiny.TINY", -1)
+    monkeypatch.setattr("runner.storage.content.tiny.TINY", -1)
     assert space.run() == ["a", "b"]
     with Store.open(space.root / ".recipe") as store:
         later = "DROP TABLE outbox; DROP INDEX runs_by_state; DROP INDEX runs_by_user; DROP INDEX runs_by_age; DROP INDEX attempts_by_step;"

@@ -22,12 +22,13 @@ from drivers.base import NOTHING, Argv, Denied, Unreachable
 from drivers.local import LocalHost
 from runner.agent.frames import Frames, frame
 from runner.errors import Corrupt, Infrastructure
-from runner.hosts import manifests, wire
-from runner.hosts.download import Taken
-from runner.hosts.transfer import HostStore, Parcel
-from runner.hosts.wire import Progress, Wire
-from runner.storage import files
-from runner.storage.files import Changed, Entry
+from runner.hosts.link import wire
+from runner.hosts.link.wire import Progress, Wire
+from runner.hosts.transfer import manifests
+from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.host_store import HostStore, Parcel
+from runner.storage.content import files
+from runner.storage.content.files import Changed, Entry
 from tests.tools import needs
 
 RACES = int(os.environ.get("RECIPE_TRANSFER_RACES", "5"))
@@ -115,7 +116,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two tries nothing is waited for."""
-    for module in ("wire", "upload", "download"):
+    for module in ("link.wire", "transfer.upload", "transfer.download"):
         monkeypatch.setattr(f"runner.hosts.{module}.rest", lambda _failures: 0.0)
 
 
@@ -228,7 +229,7 @@ def test_of_a_tree_that_changed_a_little_only_the_change_travels(go: Go) -> None
 
 @pytest.mark.parametrize("holes", [500, 2])  # in one call, and in many
 def test_of_a_large_file_that_changed_a_little_only_chunks_travel(go: Go, holes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.upload._HOLES", holes)
+    monkeypatch.setattr("runner.hosts.transfer.upload._HOLES", holes)
 
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
@@ -367,7 +368,7 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_sender_that_gave_up_leaves_what_arrived_to_the_next(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.upload.TRIES", 2)
+    monkeypatch.setattr("runner.hosts.transfer.upload.TRIES", 2)
 
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10
@@ -467,7 +468,7 @@ def test_a_file_that_changes_while_it_is_sent_is_named(go: Go) -> None:
 
 def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what came of it would be somebody else's after ten minutes."""
-    monkeypatch.setattr("runner.hosts.upload._SIGN", 0.001)
+    monkeypatch.setattr("runner.hosts.transfer.upload._SIGN", 0.001)
     asked: list[bool] = []
 
     async def check(town: Town) -> None:
@@ -623,7 +624,7 @@ def test_a_host_without_a_python_is_refused_with_what_to_do(tmp_path: Path) -> N
             return calls.call(("/bin/sh", "-c", script, *named), stdin, {"PATH": "/nowhere", "HOME": str(tmp_path)}, tmp_path)
 
     async def check() -> None:
-        with pytest.raises(Denied, match=r"no Python 3\.9 or later: install one there, or name it as `python`"):
+        with pytest.raises(Denied, match=r"no CPython 3\.9 or later: install one there, or name it as `python`"):
             await HostStore(Wire(cast(Any, Bare()), "there")).open()
         assert not (tmp_path / "there").exists()
 
@@ -765,7 +766,7 @@ def test_names_and_links_that_a_host_makes_up_are_refused(rows: list[list[object
     "answer", [None, 7, [], {}, [[["d", 3]], []], [[["z", []]], []], [[["f", []]], []], [[["d", [["a", "f", "x", 1]]]], []], "x" * 10_000]
 )
 def test_an_answer_without_sense_is_corrupt_and_nothing_worse(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.wire.TRIES", 2)
+    monkeypatch.setattr("runner.hosts.link.wire.TRIES", 2)
 
     async def check() -> None:
         with pytest.raises(Corrupt, match="do not arrive whole"):
@@ -775,7 +776,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(answer: object, mo
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.hosts.wire.LONGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr("runner.hosts.link.wire.LONGEST_ANSWER", 1 << 20)
 
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
@@ -831,9 +832,9 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from drivers.local import LocalHost
-from runner.hosts.transfer import HostStore
-from runner.hosts.wire import Wire
-from runner.storage import files
+from runner.hosts.transfer.host_store import HostStore
+from runner.hosts.link.wire import Wire
+from runner.storage.content import files
 
 class Fragile:
     def __init__(self, host):
@@ -865,7 +866,7 @@ def test_a_process_that_is_killed_leaves_what_arrived_to_the_next(go: Go) -> Non
             (top / f"more {n}").write_bytes(os.urandom(60_000))
         (top / "large").write_bytes(os.urandom(12_000_000))
         argv = [sys.executable, "-c", KILLED, str(town.place), str(top), "12000000"]
-        killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[2])})
+        killed = await asyncio.create_subprocess_exec(*argv, env={**os.environ, "PYTHONPATH": str(Path(manifests.__file__).parents[3])})
         assert await killed.wait() == -9
         town.host_store.wire.chunk = 64 << 10
         town.wire.sent = 0

@@ -21,11 +21,12 @@ from drivers.base import NOTHING, Argv, Order, Unreachable, Wish
 from drivers.local import LocalHost
 from drivers.ssh import Ssh
 from runner.agent.frames import Frames
-from runner.hosts import manifests, wire
-from runner.hosts.download import Taken
-from runner.hosts.transfer import HostStore
-from runner.hosts.wire import Wire
-from runner.storage import files
+from runner.hosts.link import wire
+from runner.hosts.link.wire import Wire
+from runner.hosts.transfer import manifests
+from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.host_store import HostStore
+from runner.storage.content import files
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.sshd import Sshd
 

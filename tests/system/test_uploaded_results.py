@@ -144,8 +144,8 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_runs(place: Place
 
 
 def test_an_upload_that_is_cut_off_goes_on_with_what_is_missing(tmp_path: Path) -> None:
-    from runner.storage import results_folder
-    from runner.storage.folder import Folder
+    from runner.storage.buckets import results_folder
+    from runner.storage.buckets.folder import Folder
 
     class Dying(Folder):
         left = 250

@@ -17,12 +17,12 @@ from runner.errors import Invalid
 from runner.execution import queue
 from runner.execution.queue import Ticket, serve, submit
 from runner.execution.resume import POISON
+from runner.execution.steps.work import Handover
 from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
-from runner.execution.work import Handover
-from runner.storage import database
-from runner.storage.runs import Offer, RunRow
-from runner.storage.store import Store
+from runner.storage.records import database
+from runner.storage.records.runs import Offer, RunRow
+from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.survey import Request
 from tests.support import Space, until

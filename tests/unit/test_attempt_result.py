@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.execution import attempt_result
+from runner.execution.steps import attempt_result
 from runner.secrets import Masker, Secret
 
 SCRIPT = "import os, sys\nos.write(1, b'first\\n')\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"

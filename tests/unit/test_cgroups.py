@@ -9,7 +9,7 @@ import pytest
 
 from runner.agent import cgroups
 from runner.agent.sampler import Sampler
-from runner.hosts.capacity import Capacity
+from runner.hosts.place.capacity import Capacity
 from runner.storage.workspace import Workspace
 
 WHOLE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

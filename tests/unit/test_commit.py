@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution.commit import GroupCommit, Keys
+from runner.execution.steps.commit import GroupCommit, Keys
 from runner.planning.schedule import Move
 from runner.secrets import Masker
-from runner.storage.database import Database
-from runner.storage.runs import Event, RunRow
+from runner.storage.records.database import Database
+from runner.storage.records.runs import Event, RunRow
 from runner.storage.workspace import Workspace
 
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from runner.execution.steps.work import Failure
 from runner.execution.terms import Overview, Summary
-from runner.execution.work import Failure
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, shown, span, sparkline, width
-from runner.storage.runs import Event
+from runner.storage.records.runs import Event
 from tests.support import calls
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from drivers.base import Argv, DriverError, Rejected, Unreachable
-from runner.hosts import contact
+from runner.hosts.link import contact
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *faults: DriverError) -> tuple[bytes | DriverError, int]:

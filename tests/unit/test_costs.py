@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.interface import costs
-from runner.storage.ledger import LeaseRow, Ledger
+from runner.storage.records.ledger import LeaseRow, Ledger
 
 HOUR, DAY = 3600.0, 86_400.0
 TENTH = time.mktime((2026, 3, 10, 12, 0, 0, 0, 0, -1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drivers.base import Exit
-from runner.execution.hints import Ran, fix
+from runner.execution.steps.hints import Ran, fix
 from runner.planning.step import SecretSpec, StepSpec
 
 SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])

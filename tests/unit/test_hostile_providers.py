@@ -31,7 +31,7 @@ from drivers.base import (
     Unsure,
     Wish,
 )
-from runner.hosts import offering
+from runner.hosts.renting import offering
 
 ORDERS: Final = {
     "vastai": {"disk": "32"},

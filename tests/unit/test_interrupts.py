@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runner.execution import control
 from runner.execution.signals import preparing
+from runner.execution.steps import control
 
 
 @pytest.mark.parametrize(("elsewhere", "words"), [("ssh me@gpu1", "keeps what it saved there"), ("", "starts over next time")])

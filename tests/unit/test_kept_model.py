@@ -20,10 +20,10 @@ from drivers.base import DriverError, HostLost, Lease, Need, Order, Wish
 from drivers.fakes.vastai import FOREIGN
 from runner.errors import Busy, RecipeError
 from runner.hosts import stacks
-from runner.hosts.kept import KeptLeases
-from runner.hosts.money import leave_at
+from runner.hosts.renting.kept import KeptLeases
+from runner.hosts.renting.money import leave_at
 from runner.settings import Stack
-from runner.storage.ledger import LeaseRow
+from runner.storage.records.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
 from tests.unit.test_rented_model import installation as installation  # a fixture
 from tests.virtual import MODELS, ModelWeb, wired

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from runner.errors import CannotRun
-from runner.hosts.launch import render
+from runner.hosts.place.launch import render
 from runner.planning.step import StepSpec
 
 SCOPE: dict[str, Any] = {

@@ -18,11 +18,11 @@ import pytest
 from drivers.base import Denied, HostLost, Lease, Need, NoCapacity, Unreachable, Wish
 from drivers.loopback import Loopback
 from runner.errors import CannotRun
-from runner.hosts import contact
-from runner.hosts import leases as module
-from runner.hosts.leases import Leases, lease_of, need_of, offer_of
-from runner.hosts.reaper import fate
-from runner.storage.ledger import LeaseRow, Ledger
+from runner.hosts.link import contact
+from runner.hosts.renting import leases as module
+from runner.hosts.renting.leases import Leases, lease_of, need_of, offer_of
+from runner.hosts.renting.reaper import fate
+from runner.storage.records.ledger import LeaseRow, Ledger
 
 NEED = Need(cpus=1)
 
@@ -256,8 +256,8 @@ SCRIPT = """
 import asyncio, sys
 from drivers.base import Need, Wish
 from drivers.loopback import Loopback
-from runner.hosts.leases import Leases
-from runner.storage.ledger import Ledger
+from runner.hosts.renting.leases import Leases
+from runner.storage.records.ledger import Ledger
 from dataclasses import replace
 from pathlib import Path
 async def work():

@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from runner.errors import Unusable
-from runner.hosts.budget import Budget
-from runner.storage import ledger as module
-from runner.storage.ledger import MOVES, LeaseRow, Ledger, NotOurs, State, of_user
+from runner.hosts.renting.budget import Budget
+from runner.storage.records import ledger as module
+from runner.storage.records.ledger import MOVES, LeaseRow, Ledger, NotOurs, State, of_user
 
 ROW = LeaseRow("k1", "cloud", "run1", "/ws", {"gpus": 1}, "me", "ASKED", {"id": "offer"}, until=9e9, price=3.6)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.storage.links import MOST, Link, printed, recorded
-from runner.storage.runs import AttemptRow
+from runner.storage.records.links import MOST, Link, printed, recorded
+from runner.storage.records.runs import AttemptRow
 
 ONLINE = """\
 wandb: Tracking run with wandb version 0.31.0

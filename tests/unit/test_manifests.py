@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from runner.agent import trees
 from runner.agent.frames import Broken, Frames, frame
-from runner.hosts import manifests
-from runner.storage.files import Entry
+from runner.hosts.transfer import manifests
+from runner.storage.content.files import Entry
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "c d", "/", "a\0b", "é", "x" * 256])
 PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.hosts.money import affordable, committed, leave_at
+from runner.hosts.renting.money import affordable, committed, leave_at
 
 
 def test_a_machine_is_paid_for_until_just_before_its_share_of_the_money_is_spent() -> None:

@@ -11,7 +11,7 @@ import pytest
 from drivers.base import Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
 from drivers.machine import Facts, cuda, less
-from runner.hosts.offering import UNSAID, Shelf, cheapest, to_confirm
+from runner.hosts.renting.offering import UNSAID, Shelf, cheapest, to_confirm
 from runner.interface.shelves import as_json, chosen, lines
 from runner.storage.workspace import Workspace
 

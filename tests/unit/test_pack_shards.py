@@ -7,9 +7,9 @@ import hashlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.storage.files import Entry
-from runner.storage.pack import Shard, shards
-from runner.storage.tar import END, member_size
+from runner.storage.content.files import Entry
+from runner.storage.content.pack import Shard, shards
+from runner.storage.content.tar import END, member_size
 
 TARGET = 64 << 10
 SIZES = st.one_of(st.integers(0, 2000), st.integers(0, 40_000), st.sampled_from([0, TARGET, 2 * TARGET - 512, 2 * TARGET, 5 * TARGET]))

@@ -12,7 +12,7 @@ from runner.server.pulse import Pulse
 from runner.server.room import Room
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
-from runner.storage.runs import RunRow
+from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 
 

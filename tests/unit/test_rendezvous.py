@@ -16,9 +16,9 @@ from drivers import calls
 from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _uneven
-from runner.hosts import rendezvous
-from runner.hosts.group import _first
-from runner.hosts.rendezvous import Meeting, Node, meet
+from runner.hosts.place import rendezvous
+from runner.hosts.place.group import _first
+from runner.hosts.place.rendezvous import Meeting, Node, meet
 from runner.planning.step import ResourceSpec, StepSpec
 
 

@@ -28,11 +28,11 @@ from drivers.fakes.faults import parse
 from drivers.fakes.vastai import FOREIGN
 from drivers.web import Answer
 from runner.errors import CannotRun, RecipeError
-from runner.hosts import reaper
-from runner.hosts.leases import Leases
-from runner.hosts.money import leave_at
-from runner.hosts.reaper import RunStatus, end
-from runner.storage.ledger import LeaseRow, Ledger
+from runner.hosts.renting import reaper
+from runner.hosts.renting.leases import Leases
+from runner.hosts.renting.money import leave_at
+from runner.hosts.renting.reaper import RunStatus, end
+from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.virtual import SETTLES, ModelWeb, Virtual, driver, market, virtual
 
 SCHEDULES = int(os.environ.get("RECIPE_SCHEDULES", "300"))

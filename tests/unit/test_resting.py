@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drivers.base import Offer
-from runner.hosts.resting import DENIED, FAILED, LACKS, RESTS, TAKEN, ZONE, denial, denied, failure, resting
-from runner.storage.ledger import LeaseRow
+from runner.hosts.renting.resting import DENIED, FAILED, LACKS, RESTS, TAKEN, ZONE, denial, denied, failure, resting
+from runner.storage.records.ledger import LeaseRow
 
 MACHINE = {"id": "i-1"}
 NOW = 2e9

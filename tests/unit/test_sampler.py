@@ -17,7 +17,7 @@ import pytest
 from drivers.base import Command
 from runner.agent import reach
 from runner.agent.sampler import Sampler
-from runner.hosts import client
+from runner.hosts.link import client
 from tests.support import old_python, until
 
 OLD = old_python()

@@ -26,18 +26,18 @@ import pytest
 from drivers.base import HostLost, Lease, Need, Offer
 from drivers.devices import Device
 from runner.errors import RecipeError
-from runner.execution import renting
-from runner.execution.failing import UNPLACED, lose
-from runner.execution.work import Control, Options, Work
+from runner.execution.steps import renting
+from runner.execution.steps.failing import UNPLACED, lose
+from runner.execution.steps.work import Control, Options, Work
 from runner.hosts import pool as pools
-from runner.hosts.inventory import Inventory
-from runner.hosts.kept import KeptLeases
-from runner.hosts.leases import Heard
+from runner.hosts.place.sites import Shell, Site
 from runner.hosts.pool import HostPool
-from runner.hosts.sites import Shell, Site
+from runner.hosts.renting.inventory import Inventory
+from runner.hosts.renting.kept import KeptLeases
+from runner.hosts.renting.leases import Heard
 from runner.planning.schedule import LIMIT, ORPHANED, Move, Outcome, Scheduler, State, Task
 from runner.planning.step import ResourceSpec, StepSpec
-from runner.storage.ledger import LeaseRow
+from runner.storage.records.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
 from tests.unit.test_rented_model import installation as installation  # a fixture
 
@@ -115,7 +115,9 @@ class Connector:
         pass
 
     def here(self, _local: object) -> Any:
-        return SimpleNamespace(name="local", capacity=SimpleNamespace(slots=1), aclose=_nothing, could=lambda _wants: True, lost="", leaving="")
+        return SimpleNamespace(
+            name="local", capacity=SimpleNamespace(slots=1, processors=1), aclose=_nothing, could=lambda _wants: True, lost="", leaving=""
+        )
 
     async def place(self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object) -> Place:
         return Place(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))

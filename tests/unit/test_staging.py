@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.hosts.spare_dirs import Scrap
-from runner.hosts.staging import Attempt
+from runner.hosts.place.spare_dirs import Scrap
+from runner.hosts.place.staging import Attempt
 from runner.planning.step import DIRECTORY, OutputSpec
-from runner.storage.digest_cache import DigestCache
-from runner.storage.files import Changed, Content
-from runner.storage.objects import Objects
+from runner.storage.content.digest_cache import DigestCache
+from runner.storage.content.files import Changed, Content
+from runner.storage.content.objects import Objects
 
 
 class Restless(DigestCache):

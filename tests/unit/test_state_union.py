@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from drivers.base import HostLost, Rejected
-from runner.hosts.checkpoint_sync import Look, OverHostStore
-from runner.hosts.download import Taken
-from runner.hosts.state_union import OverNodes
-from runner.hosts.transfer import Vanished
-from runner.storage import files
+from runner.hosts.place.checkpoint_sync import Look, OverHostStore
+from runner.hosts.place.state_union import OverNodes
+from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.host_store import Vanished
+from runner.storage.content import files
 
 
 class Disk(OverHostStore):

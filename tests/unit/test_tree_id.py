@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.paths import glob
-from runner.storage.files import Entry, Identity, settled, tree_id
+from runner.storage.content.files import Entry, Identity, settled, tree_id
 
 ENTRY = st.builds(Entry, st.text(max_size=6), st.sampled_from("fxld"), st.integers(0, 9), st.text(max_size=6))
 

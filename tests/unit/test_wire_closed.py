@@ -12,7 +12,7 @@ import pytest
 from drivers import calls
 from drivers.base import NOTHING, Argv, Unreachable
 from runner.agent.frames import frame
-from runner.hosts.wire import Wire
+from runner.hosts.link.wire import Wire
 from tests.support import until
 
 

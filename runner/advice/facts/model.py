@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from ...storage.hub import offline, snapshots
+from ...storage.buckets.hub import offline, snapshots
 from . import GB, LARGE, contents
 
 _PATIENCE: Final = 5.0  # seconds for an answer of the Hub

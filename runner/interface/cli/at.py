@@ -16,7 +16,7 @@ from ...errors import Busy, Invalid, NotFound, Problem
 from ...language.units import about
 from ...paths import beside
 from ...planning.ids import stored
-from ...storage.runs import FINAL
+from ...storage.records.runs import FINAL
 from ..handle.far import Server, is_server
 from ..handle.shells import Place, Run, runs_of
 from ..logs import for_stdout, head

@@ -72,7 +72,7 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     from drivers.base import DriverError
 
     from ...advice.facts import machine
-    from ...hosts.leases import driver_of
+    from ...hosts.renting.leases import driver_of
 
     try:
         return asyncio.run(machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home))))

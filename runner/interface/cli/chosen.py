@@ -17,15 +17,15 @@ from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Location, is_path
 from ...planning.ids import names
-from ...storage.runs import Wanted
-from ...storage.store import home
+from ...storage.records.runs import Wanted
+from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
 from ...survey.survey import Request, read
 from .flags import add_values, published_below, split_words, values_of
 
 if TYPE_CHECKING:
-    from ...storage.runs import AttemptRow, RunRow
-    from ...storage.store import Store
+    from ...storage.records.runs import AttemptRow, RunRow
+    from ...storage.records.store import Store
     from ...survey.survey import Survey
 
 _NEAR, _ALL, _SHOWN = 1000, 1_000_000, 3

@@ -14,13 +14,13 @@ from ...execution.queue import again, give_back
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
 from ...planning.ids import stored
-from ...storage.runs import FINAL
+from ...storage.records.runs import FINAL
 from .chosen import existing, find_run
 from .flags import check_driver
 from .run import carried_out
 
 if TYPE_CHECKING:
-    from ...storage.runs import RunRow
+    from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
 
 PATIENCE: Mapping[str, float] = {"cancel": 60.0, "pause": 360.0}

@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
 def _away(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
-    from ...hosts.leases import driver_of
     from ...hosts.probe import examine
+    from ...hosts.renting.leases import driver_of
     from ...settings import load
-    from ...storage.store import home
+    from ...storage.records.store import home
     from .flags import check_driver
 
     name = "ssh" if args.driver == "local" else args.driver  # only one has hosts that are named like this
@@ -114,8 +114,8 @@ def _extensions() -> Iterator[Finding]:
 
 
 def _workspace(root: Path) -> Iterator[Finding]:
-    from ...storage.disk import file_system
-    from ...storage.store import home
+    from ...storage.content.disk import file_system
+    from ...storage.records.store import home
 
     if not root.is_dir():
         yield Finding("missing", "workspace", str(root), "it is not a folder; give one with -C")

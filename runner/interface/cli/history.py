@@ -23,8 +23,8 @@ from .chosen import find_run, has_run, makers, moment, near_step, opened, recipe
 from .flags import positive
 
 if TYPE_CHECKING:
-    from ...storage.runs import RunRow
-    from ...storage.store import Store
+    from ...storage.records.runs import RunRow
+    from ...storage.records.store import Store
     from ...storage.workspace import Workspace
     from ..logs import Writer
 
@@ -146,7 +146,7 @@ class RunOverview(TypedDict):
 
 def _leases(run: str) -> set[str]:
     """The states of the machines that a run rents."""
-    from ...storage.ledger import Ledger, of_user
+    from ...storage.records.ledger import Ledger, of_user
 
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
         return {row.state for row in ledger.of_run(run)}

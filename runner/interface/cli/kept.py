@@ -16,7 +16,7 @@ from ...language.units import about
 from ...paths import beside, is_path
 from ...planning.ids import names, readable, stored
 from ...planning.judge import FRESH
-from ...storage.files import Content
+from ...storage.content.files import Content
 from ...survey import kept_state
 from ..tables import aligned
 from ..tail import named, shown, span

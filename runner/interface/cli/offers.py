@@ -14,9 +14,9 @@ from drivers.base import Need, Wish
 from ...errors import CannotRun
 from ...execution.session import look
 from ...execution.terms import Choice
-from ...hosts import offering
-from ...hosts.needs import market_of, need_for
-from ...hosts.offering import Shelf
+from ...hosts.renting import offering
+from ...hosts.renting.needs import market_of, need_for
+from ...hosts.renting.offering import Shelf
 from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import as_json, lines

@@ -16,9 +16,9 @@ from ...language.inputs import BadValue, converted, divided, kind_of
 from ...language.recipe import Input
 from ...language.units import about
 from ...retry import backoff, retry
-from ...storage import packed
-from ...storage.files import Changed, Content, Entry, entries, scan
-from ...storage.pack import Shard, shards
+from ...storage.content import packed
+from ...storage.content.files import Changed, Content, Entry, entries, scan
+from ...storage.content.pack import Shard, shards
 from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
 from ..tail import canvas, shown

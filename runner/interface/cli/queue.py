@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from ...execution.queue import Ticket, serve, submit
+from ...execution.steps.work import Handover
 from ...execution.terms import Listener
-from ...execution.work import Handover
 from ...paths import data_folder
-from ...storage.runs import LIMITED, Offer
+from ...storage.records.runs import LIMITED, Offer
 from ..console import for_stream
 from . import run as run_verb
 from .chosen import begun

@@ -17,11 +17,11 @@ from drivers.base import Closing, Driver, DriverError, Lease, Marking
 
 from ... import settings
 from ...errors import CannotRun, Invalid, NotFound, Problem, RecipeError, did_you_mean
-from ...hosts import reaper
-from ...hosts.kept import KeptLeases
-from ...hosts.leases import Leases, driver_of, rents
-from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
-from ...storage.store import home
+from ...hosts.renting import reaper
+from ...hosts.renting.kept import KeptLeases
+from ...hosts.renting.leases import Leases, driver_of, rents
+from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
+from ...storage.records.store import home
 from .flags import agreed
 
 _ID = re.compile(r"[0-9a-f]{8}")

@@ -30,7 +30,7 @@ from .chosen import find_run, makers, moment, near_step, opened
 from .history import earlier, overview
 
 if TYPE_CHECKING:
-    from ...storage.runs import AttemptRow, RunRow
+    from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
 
 _LISTED = 60  # steps

@@ -25,7 +25,7 @@ from .flags import add_request, add_where, agreed, color, positive, request_of
 if TYPE_CHECKING:
     from ...advice.estimates import StepEstimate
     from ...advice.rules import Verdict
-    from ...hosts.offering import Shelf
+    from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
     from ...survey.survey import Request, Survey
@@ -116,7 +116,7 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
     from drivers.base import DriverError, Working
 
-    from ...hosts.leases import driver_of
+    from ...hosts.renting.leases import driver_of
 
     driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not isinstance(driver, Working):
@@ -198,7 +198,7 @@ def _headed(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, Shelf]:
     import asyncio
 
-    from ...hosts import offering
+    from ...hosts.renting import offering
     from .offers import wishes
 
     name = args.driver
@@ -215,7 +215,7 @@ def _agreed(ws: Workspace, request: Request, choice: Choice, args: argparse.Name
     """Whether it may cost what it will: a person is asked above the setting `confirm`.  Raises Invalid where none can be asked."""
     if args.driver == "local":
         return True
-    from ...hosts import offering
+    from ...hosts.renting import offering
 
     driver = offering.renting(ws, args.driver, args.hosts)
     if driver is not None and driver.traits.ends == "nothing" and not args.unattended and not sys.stdin.isatty():

@@ -16,13 +16,13 @@ from drivers.base import Closing, DriverError, Entered, Host
 
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import placed, settings_of_run
-from ...hosts.leases import driver_of, lease_of
+from ...hosts.renting.leases import driver_of, lease_of
 from ...planning.ids import names
-from ...storage.ledger import LeaseRow, Ledger, of_user, of_workspace
+from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from .chosen import find_run, opened
 
 if TYPE_CHECKING:
-    from ...storage.runs import RunRow
+    from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
 
 

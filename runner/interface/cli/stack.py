@@ -18,7 +18,7 @@ from .chosen import moment
 from .ssh import add_way, enter
 
 if TYPE_CHECKING:
-    from ...hosts.kept import KeptLeases
+    from ...hosts.renting.kept import KeptLeases
     from ...settings import Stack
 
 ACTIONS = {

@@ -17,7 +17,7 @@ from .chosen import add_words, answers, in_all, moment, opened, requests, title
 from .why import differences, unremembered
 
 if TYPE_CHECKING:
-    from ...storage.runs import RunRow
+    from ...storage.records.runs import RunRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 

@@ -17,8 +17,8 @@ from ...execution.session import look
 from ...execution.terms import request_of_run
 from ...language.units import about
 from ...paths import is_path, settings_files
-from ...storage.remote_cache import RemoteCache, Tally, push
-from ...storage.runs import FINAL
+from ...storage.records.runs import FINAL
+from ...storage.remote.cache import RemoteCache, Tally, push
 from ...storage.workspace import Workspace, local_folder
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, named, shown
@@ -26,7 +26,7 @@ from . import saved
 from .chosen import add_words, find_run, opened, requests
 
 if TYPE_CHECKING:
-    from ...storage.index import Trace
+    from ...storage.records.index import Trace
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:

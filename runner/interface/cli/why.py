@@ -20,8 +20,8 @@ from ..tail import named, shown, span
 from .chosen import add_words, find_nodes, find_run, moment, one_request, opened, title
 
 if TYPE_CHECKING:
-    from ...storage.index import Trace
-    from ...storage.runs import AttemptRow
+    from ...storage.records.index import Trace
+    from ...storage.records.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 

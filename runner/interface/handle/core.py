@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ...errors import Busy, Infrastructure, Invalid, NotFound, Problem, RecipeError
-from ...storage.runs import FINAL, Event
+from ...storage.records.runs import FINAL, Event
 from ..values import File, Line, LinkTo, OutputFile, Point, Progress, Status, StepStatus
 
 FEW: Final = 4

@@ -16,8 +16,8 @@ from ...execution.signals import apart
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
 from ...planning.ids import names, stored
-from ...storage.files import Content
-from ...storage.runs import FINAL, RunRow, Wanted
+from ...storage.content.files import Content
+from ...storage.records.runs import FINAL, RunRow, Wanted
 from ...storage.workspace import Workspace
 from ...survey.rows import Rows
 from .. import views

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ...storage.runs import Event
+from ...storage.records.runs import Event
 from ..values import Line, OutputFile, Point, Status
 from . import core
 from .core import Ask, AsyncPieces, Clock, Give, Heard, Lost, More, Nap, Pieces, Reply, Talk

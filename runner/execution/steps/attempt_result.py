@@ -1,0 +1,208 @@
+"""What an attempt leaves beside its outputs: the message of its end, its log, its metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from drivers.base import Exit
+
+from ...hosts.place.spare_dirs import Scrap
+from ...planning.fingerprint import World
+from ...planning.step import MetricsSpec, StepSpec
+from ...secrets import Masker, Stream
+from ...storage import metrics
+from ...storage.records import links
+
+TAIL = 8 << 10
+NOTHING_LEFT = 16 << 10
+"""Free bytes at which a disk is full: not even a log grows any more."""
+_MEANT = {126: "its program cannot be executed", 127: "its program was not found", 137: "its program was killed (SIGKILL), perhaps for memory"}
+LOG_CAP = 64 << 20
+"""Of a kept log: bytes; the middle of a larger one is dropped, saying so."""
+
+
+def reason(exit: Exit) -> str:
+    """Why it is over, in one word."""
+    return exit.reason if exit.reason != "exit" or exit.signal is None else "signal"
+
+
+def said(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
+    """The same for people.  `image` is what it ran in, empty for nothing; an engine that could not run it has said why at the end of the log."""
+    if image:
+        from ...hosts.containers import explain
+
+        if words := explain(exit, tail, image):
+            return words
+    if exit.reason == "timeout":
+        return f"ran longer than {spec.timeout:g} s and was stopped"
+    if exit.reason == "idle":
+        return f"printed nothing for {spec.idle_timeout:g} s and was stopped"
+    if exit.reason == "oom":
+        return "killed for memory (out of memory, SIGKILL)"
+    if exit.reason == "stopped":
+        return "stopped"
+    if exit.reason == "lost":
+        return "its end is not known: its agent was killed"
+    if exit.signal is not None:
+        try:
+            name = signal.Signals(exit.signal).name
+        except ValueError:
+            name = f"signal {exit.signal}"
+        return f"killed by {name}" + (", perhaps for memory" if exit.signal == signal.SIGKILL else "")
+    if exit.code in _MEANT:
+        return f"exit {exit.code}: {_MEANT[exit.code]}"
+    return f"exit {exit.code}"
+
+
+def full(said: bytes, room: tuple[int, int | None], host: str) -> str:
+    """Words for a disk that is full, if a command that failed says so, or could not even say so.  `host` is where it ran, empty for here."""
+    free, inodes = room
+    says_full = os.strerror(errno.ENOSPC).encode() in said or os.strerror(errno.EDQUOT).encode() in said
+    if not says_full and free > NOTHING_LEFT and inodes != 0:
+        return ""
+    left = f"{free} bytes are free" if inodes is None else f"{free} bytes and {inodes} inodes are free"
+    return f"no space left on a disk{f' of {host}' if host else ''} ({left} for attempts)"
+
+
+def tail(path: str, masker: Masker) -> bytes:
+    """The end of a log, masked; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            stream = _from(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
+            return stream.feed(file.read()) + stream.end()
+    except OSError:
+        return b""
+
+
+def speaks(path: str, masker: Masker) -> bytes:
+    """The beginning and the end of a log, masked, in which trackers say where they keep the numbers; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            stream, size = masker.stream(), os.fstat(file.fileno()).st_size
+            head = stream.feed(file.read(links.HEAD)) + (stream.end() if size <= links.HEAD else b"\n")
+            return head if size <= links.HEAD else head + tail(path, masker)
+    except OSError:
+        return b""
+
+
+def words(tail: bytes) -> bytes:
+    """The end of a log without accelerate's own traceback, which follows whatever a program that it launched said and says only that it failed."""
+    # Not compiled before a step fails: that takes longer than many a run.
+    launcher = re.compile(
+        rb'^Traceback \(most recent call last\):\n(?:  .*\n)*?  File "[^"\n]*/accelerate/commands/launch\.py".*\n(?:  .*\n)*'
+        rb"(?:subprocess\.CalledProcessError: |torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError: )(?s:.*)",
+        re.MULTILINE,
+    )
+    return launcher.sub(b"", tail)
+
+
+def keep(log: str, measured: str, kept: str, masker: Masker) -> str:
+    """Put what an attempt printed and measured where logs are kept, masked; it also stays where it is.
+
+    Answers the path of the kept log; empty when nothing was printed, and nothing kept.
+    """
+    for source in (measured, _host(log)):
+        if source and os.path.exists(source):
+            _keep(source, f"{kept}{os.path.splitext(source)[1]}", masker, 0)
+    try:
+        size = os.stat(log).st_size
+    except OSError:
+        return ""
+    if size == 0:
+        return ""
+    _keep(log, f"{kept}.log", masker, size)
+    return f"{kept}.log"
+
+
+def _keep(source: str, target: str, masker: Masker, size: int) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if not masker and size <= LOG_CAP:
+        try:
+            _link(source, target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                raise
+    with contextlib.suppress(FileNotFoundError):  # it may be the source, linked by a worker that was killed
+        os.unlink(target)
+    _copy_masked(source, target, masker, size)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:  # a worker of this run that was killed had kept it, and stored nothing of it
+        os.unlink(target)
+        os.link(source, target)
+
+
+def image(spec: StepSpec, world: World) -> dict[str, object]:
+    """What is stored of the way in which an attempt was made: the pre-image of its key, and how its metrics are read where that is not in it."""
+    rule = {"metrics": list(spec.metrics)} if spec.metrics is not None and not spec.metrics.in_environment else {}
+    return {"author": spec.author, "world": world, **rule}
+
+
+def add(log: str, text: str) -> None:
+    """Write something of our own at the end of what an attempt printed."""
+    with open(log, "ab") as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+def discard(log: str, measured: str, scrap: Scrap) -> None:
+    """Delete what was printed and measured: it is kept, and its attempt is stored or has failed."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(log).st_size:
+            os.unlink(log)
+        else:
+            scrap.give_log(log)
+    for source in (measured, _host(log)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(source)
+
+
+def _host(log: str) -> str:
+    """What the agent saw of the machine meanwhile."""
+    return f"{log.removesuffix('.log')}.host"
+
+
+def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
+    """The metrics that an attempt reported, masked: in files of a pattern, by lines of its log, or in the file that its environment named."""
+    if how is None:
+        return {}
+    file, pattern = how
+    if pattern:
+        found = metrics.match(Path(log), pattern, masker)
+    else:
+        paths = sorted(Path(attempt).glob(file)) if file else [Path(attempt + ".metrics")]
+        found = {name: value for path in paths for name, value in metrics.read(path).items()}
+    return dict(masker.value(found))
+
+
+def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
+    with open(source, "rb") as origin, open(target, "wb") as kept:
+        stream = masker.stream()
+        if size > LOG_CAP:
+            left = LOG_CAP // 2
+            while left > 0 and (data := origin.read(min(1 << 20, left))):
+                left -= len(data)
+                kept.write(stream.feed(data))
+            # What is held back may be the beginning of a secret: it goes with what is dropped.
+            kept.write(f"\n… {size - LOG_CAP} bytes dropped …\n".encode())
+            stream = _from(origin, size - LOG_CAP // 2, masker)
+        while data := origin.read(1 << 20):
+            kept.write(stream.feed(data))
+        kept.write(stream.end())
+
+
+def _from(file: BinaryIO, start: int, masker: Masker) -> Stream:
+    """What masks a file from `start` on, having seen what stands before, so that of a secret which begins there nothing is shown."""
+    stream = masker.stream()
+    file.seek(max(0, start - masker.margin))
+    stream.feed(file.read(start - file.tell()))
+    return stream

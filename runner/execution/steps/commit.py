@@ -1,0 +1,366 @@
+"""What a run has to remember next, gathered into groups and stored together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from drivers.base import Exit
+
+from ...errors import Infrastructure
+from ...logs import Log
+from ...planning.plan import Node
+from ...planning.schedule import Move
+from ...secrets import Masker
+from ...storage.content.files import Content
+from ...storage.records.index import Changes, Made, Published, Trace
+from ...storage.records.links import Link
+from ...storage.records.runs import AttemptRow, Event, StepRow
+from ...storage.workspace import Workspace
+
+
+class Listener(Protocol):
+    """Hears every event after it was stored."""
+
+    def events(self, batch: Sequence[Event]) -> None: ...
+
+
+_PRESENT = 1 << 62
+
+
+class Keys:
+    """Claims on keys against other runs in this workspace: one byte of a file each, let go by the kernel when we die.
+
+    The byte is named by 62 bits of the key; two keys that share one would only wait for each other.  One more byte is shared by all who live, and
+    the file grows by a byte for each who came: one look at its length says whether we have been alone since we opened it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._alone = self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, _PRESENT)
+        if self._alone:
+            os.ftruncate(self._handle, 0)
+        self._lock(fcntl.LOCK_SH, _PRESENT)
+        os.write(self._handle, b".")  # behind what emptied it, if another run did
+
+    def alone(self) -> bool:
+        """Whether no other run was alive here at any time since this was opened.  It is not checked any more when it is closed."""
+        return self._alone and self._handle >= 0 and os.fstat(self._handle).st_size == 1
+
+    def try_hold(self, key: str) -> bool:
+        return self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB, int(key[:16], 16) >> 2)
+
+    def release(self, key: str) -> None:
+        self._lock(fcntl.LOCK_UN, int(key[:16], 16) >> 2)
+
+    def _lock(self, how: int, byte: int) -> bool:
+        """Whether it is done.
+
+        On Linux it is a lock of this opening of the file: one of the process keeps none of its threads out, and ends when the first closes the file.
+        """
+        try:
+            if sys.platform == "linux":
+                kind = {fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}[how & ~fcntl.LOCK_NB]
+                do = fcntl.F_OFD_SETLK if how & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+                fcntl.fcntl(self._handle, do, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))  # struct flock
+            else:
+                fcntl.lockf(self._handle, how, 1, byte)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is stored together, and what is to be done when it is."""
+
+    moves: list[Move] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    again: set[str] = field(default_factory=set)  # keys whose trace stands instead of an earlier one
+    attempts: list[AttemptRow] = field(default_factory=list)
+    published: list[Published] = field(default_factory=list)
+    tiny: dict[Content, bytes] = field(default_factory=dict)
+    logs: list[str] = field(default_factory=list)  # of those, to be deleted
+    release: dict[str, None] = field(default_factory=dict)  # keys to be let go
+    after: list[Callable[[], None]] = field(default_factory=list)
+    state: tuple[str, str] | None = None  # the run's own
+    last: int = 0  # number of its last event
+    at: float = 0.0
+
+
+_log = Log("storage")
+
+
+class GroupCommit:
+    """The pen of one claimed run: what it writes is masked."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        run: str,
+        fence: int,
+        recipe: str,
+        listener: Listener | None,
+        expected: Mapping[str, float],
+        say: Callable[[str], None],
+        masker: Masker,
+        *,
+        tries: Mapping[str, int] = MappingProxyType({}),
+        made: Collection[str] = (),
+    ) -> None:
+        self.ws, self.run, self.fence, self.recipe, self.expected, self.masker = ws, run, fence, recipe, expected, masker
+        self._say = say
+        self.keys = Keys(str(ws.home / "locks" / "keys"))
+        self._listener = listener
+        self._sent: _Group | None = None
+        self._next = _Group()
+        self._tries: dict[str, int] = dict(tries)
+        self._holders: dict[str, str] = {}  # key -> the step of this run that holds it: the kernel's locks do not exclude our own process
+        self._uploading: dict[str, None] = {}  # keys that other machines wait for until the shared store has what they gave
+        self.made: set[str] = set(made)
+        """Keys whose traces this run stored."""
+        self.answers = ""
+        """The request that the run's next state answers: `cancel`, `pause` or `resume`."""
+
+    @property
+    def size(self) -> int:
+        return len(self._next.moves)
+
+    def say(self, text: str) -> None:
+        """Tell people something, masked."""
+        self._say(self.masker.text(text))
+
+    def move(self, move: Move) -> None:
+        """Note a move.  No secret is in what is stored and shown of it."""
+        if self.masker:
+            move = move._replace(reason=self.masker.text(move.reason), data=self.masker.value(move.data))
+        self._next.moves.append(move)
+        if move.subject == "run" and move.before != move.after:
+            self._next.state = (str(move.after), move.reason)
+
+    def take_back(self) -> None:
+        """The move that was noted last is not made after all: something was asked for meanwhile."""
+        self._next.moves.pop()
+        self._next.state = None
+
+    def next_attempt(self, step: str) -> int:
+        self._tries[step] = number = self._tries.get(step, 0) + 1
+        return number
+
+    def tries(self, step: str) -> int:
+        """How often a step was begun in this run."""
+        return self._tries.get(step, 0)
+
+    def trace(
+        self, key: str, node: Node, outputs: Mapping[str, str], metrics: Mapping[str, Any], exit: Exit, facts: Mapping[str, Any], *, again: bool
+    ) -> Trace:
+        """What a step left under its key, or made `again`.  `facts` are what `why` shows beside it."""
+        import json
+
+        paths = {output.name: output.path for output in node.outputs}
+        made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
+        seconds = exit.ended - exit.started if exit.ended else 0.0
+        used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
+        provenance = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
+        numbers = json.dumps(dict(metrics)) if metrics else "{}"
+        trace = Trace(key, self.recipe, node.id, self.run, time.time(), seconds, made, numbers, provenance)
+        if node.rule:
+            trace = trace._replace(metrics_json="{}", measured_json=f'{{"{node.rule}": {numbers}}}')
+        self._next.traces.append(trace)
+        if again:
+            self._next.again.add(key)
+        if (remote_cache := self.ws.remote_cache) is not None:
+            self.after_flush(partial(remote_cache.push, self._next.traces[-1], node))
+        return trace
+
+    def stand_for(self, key: str, trace: Trace, note: Mapping[str, object]) -> None:
+        """What was made under one key is the result for another, too; `note` says why."""
+        import json
+
+        self._next.traces.append(trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note})))
+
+    def attempt(
+        self,
+        step: str,
+        name: str,
+        key: str | None,
+        started: float,
+        outcome: str,
+        reason: str,
+        image: Mapping[str, Any],
+        exit: Exit | None,
+        python: str = "",
+        *,
+        saved: bool = False,
+        links: Sequence[Link] = (),
+    ) -> None:
+        ended: dict[str, object] = {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
+        if python:
+            ended["python"] = python
+        if saved:
+            ended["saved"] = True
+        if links:
+            ended["links"] = [[each.name, each.to] for each in links]
+        row = AttemptRow(
+            f"{self.run}/{step}/{self._tries[step]}",
+            self.run,
+            step,
+            self._tries[step],
+            key or "",
+            {},
+            f"attempts/{name}",
+            started,
+            time.time(),
+            outcome,
+            self.masker.text(reason),
+            ended,
+            dict(image),
+        )
+        self._next.attempts.append(row)
+
+    def published(self, path: str, content: str, step: str) -> None:
+        self._next.published.append(Published(path, Content(content), "", self.run, step, self.recipe))
+
+    def expanded(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
+        """What a glob below an output turned out to be, and how many steps there are more: part of the run's history."""
+        data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
+        self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
+
+    def hold(self, key: str, step: str) -> bool:
+        """Hold a key for a step, against other runs and other steps of this one; a step that was about to let it go keeps it."""
+        if self._holders.get(key, step) != step:
+            return False
+        for release in (self._next.release, self._sent.release if self._sent else {}):
+            if key in release:
+                del release[key]
+                return True
+        if not self.keys.try_hold(key):
+            return False
+        if self.ws.delivers and not self.ws.store.runs.exchange.hold_key(key, self.run):
+            self.keys.release(key)
+            return False
+        self._uploading.pop(key, None)
+        self._holders[key] = step
+        return True
+
+    def confirm(self) -> None:
+        """See to it that the run is ours at this moment.  Raises Stale."""
+        self.ws.store.runs.exchange.confirm(self.run, self.fence)
+
+    def holds(self, key: str) -> bool:
+        """Whether a step of this run holds the key."""
+        return key in self._holders
+
+    def release(self, key: str) -> None:
+        """Let a key go now."""
+        self._holders.pop(key, None)
+        self.keys.release(key)
+        if self.ws.delivers:
+            self._uploading[key] = None
+
+    def let_go(self) -> None:
+        """Let other machines have the keys whose results the shared store has by now."""
+        cache = self.ws.remote_cache
+        if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
+            self.ws.store.runs.exchange.release_keys(done, self.run)
+            for key in done:
+                del self._uploading[key]
+
+    def release_after_flush(self, key: str) -> None:
+        self._next.release[key] = None
+
+    def after_flush(self, do: Callable[[], None]) -> None:
+        """Do something that may only happen once what was noted so far is stored."""
+        self._next.after.append(do)
+
+    @property
+    def busy(self) -> bool:
+        """A group was sent and has not landed: no other can be sent."""
+        return self._sent is not None
+
+    def send(self, landed: Callable[[], None]) -> None:
+        """Begin to store the group; a thread waits for the disk and calls `landed`, after which `land` is due.  Raises as `flush` does."""
+        self._sent = self._store(None, landed)
+
+    def land(self) -> None:
+        """Do what had to wait until the group that was sent is stored.  Raises Infrastructure when it is not: it is part of the next one then."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return
+        try:
+            self.ws.store.runs.land()
+        except Infrastructure:
+            late, self._next = self._next, sent
+            sent.moves += late.moves
+            sent.traces += late.traces
+            sent.again |= late.again
+            sent.attempts += late.attempts
+            sent.published += late.published
+            sent.tiny |= late.tiny
+            sent.logs += late.logs
+            sent.release |= late.release
+            sent.after += late.after
+            sent.state = late.state or sent.state
+            raise
+        self._settle(sent)
+
+    def flush(self, state: tuple[str, str] | None = None) -> None:
+        """Store everything.  Raises Stale when another worker has the run, Infrastructure when the disk fails."""
+        self.land()
+        self._settle(self._store(state, None))
+
+    def _store(self, state: tuple[str, str] | None, landed: Callable[[], None] | None) -> _Group:
+        group = self._next
+        state = state or group.state
+        tiny, logs = self.ws.objects.tiny.unstored()
+        group.tiny |= tiny
+        group.logs += logs
+        if group.moves or group.traces or group.attempts or group.published or group.tiny or state:
+            steps = {move.id: StepRow(self.run, move.id, move.after, "", move.reason) for move in group.moves if move.subject == "step"}
+            begun = time.monotonic()
+            group.last = self.ws.store.runs.group(
+                self.run,
+                self.fence,
+                group.moves,
+                steps=steps.values(),
+                attempts=group.attempts,
+                changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.seals.changes(), group.tiny, group.published),
+                run_state=state,
+                answers=self.answers,
+                landed=landed,
+            )
+            _log.debug("group of %d moves, %d traces: %.1f ms", len(group.moves), len(group.traces), 1000 * (time.monotonic() - begun))
+        group.at, self._next = time.time(), _Group()
+        return group
+
+    def _settle(self, group: _Group) -> None:
+        """What was noted is stored."""
+        for trace in group.traces:
+            self.ws.traces.add(trace.key)
+            self.made.add(trace.key)
+        for log in group.logs:
+            with contextlib.suppress(FileNotFoundError):  # another run has taken it over, too
+                os.unlink(log)
+        for do in group.after:
+            do()
+        for key in group.release:
+            self.release(key)
+        if self._listener is not None and group.moves:
+            first = group.last - len(group.moves) + 1
+            self._listener.events(
+                [Event(self.run, n, group.at, m.subject, m.id, m.before, m.after, m.reason, m.data) for n, m in enumerate(group.moves, first)]
+            )

@@ -1,0 +1,82 @@
+"""An attempt failed or never began: the step waits for another try, or has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from drivers.base import DriverError, HostLost
+
+from ...digest import Digest
+from ...errors import RecipeError
+from ...hosts.place.capacity import SOONEST_LOOK
+from ...hosts.place.sites import Site
+from ...planning.judge import NOTHING
+from ...planning.schedule import BUSY, Outcome, State
+from .adjusting import smaller
+from .work import Failure, Work
+
+UNPLACED: Final = "unplaced"
+"""Why a step failed for which no machine could be had."""
+
+
+def fail(
+    work: Work, id: str, reason: str, words: str, hint: str = "", tail: bytes = b"", log: str = "", left: str = "", *, saved: bool = False
+) -> None:
+    """End a RUNNING step's attempt badly.
+
+    `tail` and `log` are what it printed, `left` the directory of what it wrote; `saved`: it left a new checkpoint.
+    """
+    work.control.disturbed = True
+    adjusted = smaller(work, id) if reason == "oom" else ""
+    moves = work.scheduler.end(id, Outcome(False, reason, words, saved, bool(adjusted)))
+    work.groups.record(moves)
+    own = next(move for move in moves if move.id == id)
+    if own.after == State.QUEUED and adjusted:
+        work.commits.say(f"{id} ran out of memory: it is tried with {adjusted}")
+        work.groups.record(work.scheduler.adopt(id, f"it ran out of memory, and is tried with {adjusted}"))
+    elif own.after == State.QUEUED:
+        wait = own.data.get("wait", 0.0)
+        work.resting[id] = time.monotonic() + (float(wait) if isinstance(wait, (int, float)) else 0.0)
+    elif own.after == State.FAILED:
+        work.made[work.plan.index[id]] = NOTHING
+        text = work.commits.masker.text
+        work.failures.append(Failure(id, text(words or reason), tail, log, text(hint), reason not in ("error", UNPLACED), left, reason == UNPLACED))
+
+
+def fail_unstarted(work: Work, id: str, reason: str, words: str, hint: str = "") -> None:
+    """Fail a QUEUED step that could not be started."""
+    work.groups.record([work.scheduler.start(id)])
+    fail(work, id, reason, words, hint)
+
+
+def wait_again(work: Work, id: str, key: Digest | None = None) -> None:
+    """It did not begin, for a GPU was taken in the moment before or its host is gone: the step waits again, at no cost to its retries."""
+    if key is not None:
+        work.commits.release_after_flush(key)
+    work.groups.record(work.scheduler.end(id, Outcome(False, BUSY)))
+    work.resting[id] = time.monotonic() + SOONEST_LOOK
+
+
+def lose(work: Work, place: Site, error: HostLost) -> None:
+    """A host is gone, or some of a place with several: nothing starts there any more, and others take their place if there are any."""
+    for site, why in (place.gone or {place: str(error)}).items():
+        if not site.lost:
+            site.lost = why
+            work.commits.say(f"{site.name} is lost: {why}")
+            work.replacing += 1
+            work.beside(replaced(work, site, work.host_pool.replace(site)))
+
+
+async def replaced(work: Work, site: Site, asking: Awaitable[Sequence[Site]]) -> None:
+    """Take the places that are being asked for instead of one that is lost or about to end."""
+    try:
+        for found in await asking:
+            await work.attempts.hooks_of(found).setup()
+            work.commits.say(f"{found.name} takes {'its place' if site.lost else f'the place of {site.name}'}")
+    except (RecipeError, DriverError) as error:
+        work.commits.say(str(error))
+    finally:
+        work.replacing -= 1
+        work.wake()

@@ -1,0 +1,88 @@
+"""When what a run has noted is stored: in groups, large enough for the disk and small enough for who watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ...errors import Corrupt, Infrastructure
+from ...logs import Log
+from ...planning.ids import readable
+from ...planning.schedule import Move
+from .attempts import Running
+from .commit import GroupCommit
+
+_log: Final = Log("loop")
+GROUP_SECONDS: Final = 0.1
+GROUP_MOVES: Final = 1024
+
+
+class Groups:
+    """The groups of one run.  `wake` is called when one is on the disk."""
+
+    def __init__(self, commits: GroupCommit, running: Mapping[str, Running], wake: Callable[[], None]) -> None:
+        self.commits, self.running, self._wake = commits, running, wake
+        self.landed = False  # the last group is on the disk, and `land` was not called yet
+        self._dirty = 0.0
+        self._pace = GROUP_SECONDS
+        self._sent = 0.0
+        self._strained = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the next group is to be sent."""
+        size = self.commits.size
+        return size > 0 and not self.commits.busy and (size >= GROUP_MOVES or time.monotonic() - self._dirty >= self._pace)
+
+    def send(self) -> None:
+        """Begin to store the group.  The loop goes on: what its end waits for is the disk."""
+        loop = asyncio.get_running_loop()
+
+        def landed() -> None:
+            with contextlib.suppress(RuntimeError):  # the run is over, and waits for this group by itself
+                loop.call_soon_threadsafe(self._ring_landed)
+
+        self._sent = time.monotonic()
+        self._store(functools.partial(self.commits.send, landed))
+
+    def _ring_landed(self) -> None:
+        self.landed = True
+        self._wake()
+
+    def land(self) -> None:
+        """Look how the last group got to the disk."""
+        self.landed = False
+        if self._store(self.commits.land):
+            # A slow disk makes larger groups.
+            self._pace = max(GROUP_SECONDS, 10 * (time.monotonic() - self._sent))
+
+    def _store(self, do: Callable[[], None]) -> bool:
+        try:
+            do()
+        except Infrastructure as error:
+            if not self.running or isinstance(error, Corrupt):
+                raise
+            # What fills the disk may be a running step, which will fail for it and give its space back: what is noted is stored then.
+            self._pace, self._dirty = 1.0, time.monotonic()
+            if not self._strained:
+                self.commits.say(f"waiting for the running steps: {error}")
+            self._strained = True
+            return False
+        return True
+
+    def record(self, moves: Sequence[Move]) -> None:
+        """Note moves for the next group."""
+        if not self.commits.size:
+            self._dirty = time.monotonic()
+        for move in moves:
+            _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
+            self.commits.move(move)
+
+
+def with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> list[Move]:
+    """The same moves, with more to say of the step `id`."""
+    return [move._replace(data={**move.data, **data}) if move.id == id and move.subject == "step" else move for move in moves]

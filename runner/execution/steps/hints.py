@@ -1,0 +1,115 @@
+"""What to do about a failed attempt, read from its exit and the end of its log.  Pure: what the caller's environment holds is handed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+from drivers.base import Exit
+
+from ...planning.step import StepSpec
+from ...secrets import tokenlike
+
+_VARIABLE: Final = r"([A-Za-z_][A-Za-z0-9_]*): (?:parameter (?:null or )?not set|unbound variable)"
+_KEY_ERROR: Final = r"^(?:.*<frozen os>|.*\bos\.environ\b|.*/os\.py\").*\n(?:.*\n)*?KeyError: '([A-Za-z_][A-Za-z0-9_]*)'"
+_MODULE: Final = r"ModuleNotFoundError: No module named '([\w.]+)'"
+_GPU_MEMORY: Final = r"OutOfMemoryError|(?:CUDA|HIP|XPU)\b.{0,20} out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+_DENIED: Final = r"(?:cannot run |: )(\S+): Permission denied"
+_ABSENT: Final = r"(?:cannot run |: )(\S+): (?:no such program in PATH|not found|command not found|No such file)"
+_ABOVE: Final = r"can't open file '[^']*?/((?:\.\./)+)([^']+)'"
+_EXISTS: Final = r"(?:FileExistsError: .*File exists: '|mkdir: .*[‘'])([^'’\n]+)[’'](?:: File exists)?$"
+KILLED: Final = 137
+"""The exit of a shell whose program got SIGKILL."""
+
+
+class Ran(NamedTuple):
+    """Where an attempt ran, and with what."""
+
+    python: str
+    """The interpreter and its version, as people read it."""
+    lock: str = ""
+    image: str = ""
+    host: str = ""
+    """Empty for this machine."""
+
+
+def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
+    """A sentence that can be acted on; empty when nothing is known.
+
+    `log` is the end of what it printed, `environ` the caller's environment, `dotenv` the names in the workspace's `.env`.
+    """
+    # No pattern is compiled before a step fails: that takes longer than many a run.
+    if re.search(_GPU_MEMORY, log):
+        return "the GPU's memory is full: take a smaller batch, shorter sequences or gradient checkpointing; `nvidia-smi` shows what else uses it"
+    if found := re.search(_KEY_ERROR, log, re.MULTILINE) or re.search(_VARIABLE, log):
+        return unset(found[1], spec, environ, dotenv)
+    if found := re.search(_ABOVE, log):
+        return f"a step runs at the root of the workspace, wherever its recipe is: write {found[2]} for {found[1]}{found[2]}"
+    if found := re.search(_MODULE, log):
+        return _absent_module(found[1].partition(".")[0], ran)
+    if (found := re.search(_EXISTS, log, re.MULTILINE)) and _made_ahead(found[1], spec):
+        return f"the folders of outputs are there before {spec.step} begins: create {found[1]} with `exist_ok=True`, or `mkdir -p`"
+    if exit.reason == "oom" or exit.signal == 9 or exit.code == KILLED:
+        return (
+            "most often it is memory that runs out (`dmesg` shows it): run fewer steps at once with `-j`, take smaller batches, or say what it needs "
+            "with `resources: {memory: …}`"
+        )
+    if exit.code == 126 and (found := re.search(_DENIED, log)):
+        program = found[1].removeprefix("./")
+        return f"{program} is not executable: `chmod +x {program}`, or call it with its interpreter, as in `sh {program}`"
+    if exit.code == 127 and (found := re.search(_ABSENT, log)):
+        return _absent_program(found[1], ran)
+    return ""
+
+
+def _made_ahead(path: str, spec: StepSpec) -> bool:
+    """Whether a path that is there already is an output's folder, or above one."""
+    return any(f"/{path.strip('/')}/".endswith(f"/{above}/") for output in spec.names.outputs.values() for above in _folders(output))
+
+
+def _folders(output: str) -> list[str]:
+    parts = output.strip("/").split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def unset(name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()) -> str:
+    """What to write so that a step finds an environment variable which it missed."""
+    if listed := next((each for each in spec.secrets if each.variable == name), None):
+        return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
+    secret = name in spec.unlisted or tokenlike(name, environ.get(name) or "*" * 16)
+    line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
+    if name in spec.unlisted:
+        line = f'`secrets: [{spec.unlisted[name]}]` to {spec.step}: the input "{spec.unlisted[name]}" is this secret'
+    elif not secret:
+        line = f"`pass_env: [{name}]` to {spec.step}"
+    if name in environ:
+        return f"{name} is set in your shell but not in the step: add {line}"
+    if name in dotenv and ".env" not in spec.env_files:
+        return f"{name} is in .env: add `env_file: .env` to {spec.step}, or to the whole recipe"
+    if name in spec.pass_env:
+        return f"{name} is in `pass_env` but not set in your shell: export it"
+    if spec.env_files:
+        return f"{name} is set neither in your shell nor in {spec.env_files[-1]}: add a line `{name}=…` there"
+    return f"{name} is set neither in your shell nor in the step: export it and add {line}" + (
+        "" if secret else f", or set it with `env: {{{name}: …}}`"
+    )
+
+
+def _absent_module(name: str, ran: Ran) -> str:
+    if ran.image:
+        return f"the image {ran.image} has no Python module {name}: use one that has it"
+    if ran.lock:
+        return f"the environment of {ran.lock} has no module {name}: add it to what the lock is made from, and lock again"
+    where = f" on {ran.host}" if ran.host else ""
+    other = "`python` in the driver's settings" if ran.host else "`--python PYTHON`, a .venv in the root,"
+    return f"{ran.python}{where} has no module {name}: install it there, choose another Python with {other} or name a lock with `python: {{lock: …}}`"
+
+
+def _absent_program(name: str, ran: Ran) -> str:
+    if ran.image:
+        return f"the image {ran.image} has no program {name}: use one that has it"
+    if "/" in name:
+        return f"{name} is not in the step's directory: list it in `code`"
+    where = f"on {ran.host}" if ran.host else "here"
+    return f"{name} is on no folder of the step's PATH: install it {where}, or, if it is a file of yours, list it in `code` and call it as ./{name}"

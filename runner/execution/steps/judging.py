@@ -1,0 +1,166 @@
+"""What a step needs is final: must it run, or is its result here already?  Asks the planner, and notes the answer."""
+
+from __future__ import annotations
+
+from ...errors import RecipeError
+from ...planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict, judge
+from ...planning.plan import SELECT
+from ...planning.schedule import State
+from ...planning.secret_values import all_given
+from ...storage.content.files import Content
+from ...storage.remote.cache import Downloads
+from ...survey.survey import compiled, expansions, look
+from .adjusting import smaller, stand_for
+from .groups import with_data
+from .work import Work
+
+
+def judge_ready(work: Work) -> bool:
+    """Judge every step whose needs are final; True when something moved."""
+    moved = False
+    for id in work.scheduler.ready():
+        if work.downloads is not None and (work.downloads.awaited(id) or _behind(work, id)):
+            continue
+        _judge(work, id, work.plan.index[id])
+        moved = True
+    return moved
+
+
+def _judge(work: Work, id: str, n: int) -> None:
+    try:
+        verdict = _verdict(work, n)
+        for _ in range(work.short.pop(id, 0)):
+            work.verdicts[id] = verdict if id not in work.asked else work.verdicts[id]
+            if smaller(work, id):
+                verdict = _verdict(work, n)
+    except RecipeError as error:
+        return _refuse(work, id, "when", str(error), error.fix)
+    work.verdicts[id] = verdict
+    if work.downloads is not None and _sent_for(work, work.downloads, id, n, verdict):
+        return None
+    reasons = "; ".join(verdict.reasons)
+    if verdict.answer in (FRESH, RESTORE):
+        assert verdict.made is not None
+        return _reuse(work, id, n, verdict, verdict.made)
+    if verdict.answer == "skip":
+        work.made[n] = NOTHING
+        work.groups.record(work.scheduler.judge(id, "skip", reasons))
+    elif work.plan.nodes[n].flags & SELECT:
+        _refuse(work, id, "select", reasons)
+    else:
+        work.groups.record(work.scheduler.judge(id, "run", reasons))
+    return None
+
+
+def _reuse(work: Work, id: str, n: int, verdict: Verdict, made: Made) -> None:
+    """A step need not run: what it made earlier is taken, if the steps that need it can have it."""
+    if not _can_be_taken(work, n, made):
+        gone = "its stored output is gone"
+        if work.downloads is None or not _sent_for(work, work.downloads, id, n, Verdict("run", verdict.key, (gone,), None)):
+            work.groups.record(work.scheduler.judge(id, "run", gone))
+        return
+    work.made[n] = made
+    if id in work.asked and verdict.key is not None and (trace := work.ws.store.index.trace(verdict.key)) is not None:
+        stand_for(work, id, trace)
+    if verdict.answer == RESTORE:
+        try:
+            work.publisher.publish(n, made)
+        except RecipeError as error:
+            return _refuse(work, id, "publish", str(error), error.fix)
+    moves = work.scheduler.judge(id, "fresh", "; ".join(verdict.reasons))
+    work.groups.record(with_data(moves, id, {"restored": True}) if verdict.answer == RESTORE else moves)
+    grow(work)
+
+
+def _refuse(work: Work, id: str, reason: str, words: str, fix: str = "") -> None:
+    """A step that cannot even be judged fails, when it is its turn."""
+    work.refused[id] = reason, words, fix
+    work.groups.record(work.scheduler.judge(id, "run", ""))
+
+
+def _verdict(work: Work, n: int) -> Verdict:
+    id = work.plan.nodes[n].id
+    verdict = judge(work.plan, n, work.facts, work.made, force=work.survey.forces(id), targets=work.survey.places)
+    if verdict.reasons == FORCED and verdict.key in work.commits.made:  # this run has made it anew already
+        return judge(work.plan, n, work.facts, work.made, targets=work.survey.places)
+    return verdict
+
+
+def is_made(work: Work, n: int) -> bool:
+    """Whether a step that was to run need not any more."""
+    verdict = _verdict(work, n)
+    return verdict.answer in (FRESH, RESTORE) and verdict.made is not None and _can_be_taken(work, n, verdict.made)
+
+
+def _can_be_taken(work: Work, n: int, made: Made) -> bool:
+    contents = [made.outputs[name] for name in _taken(work, n) if name in made.outputs]
+    cache = work.ws.remote_cache
+    there = {each for each in contents if cache is not None and work.ws.delivers and cache.has(Content(each))}
+    return all(
+        each in there or work.ws.objects.has(Content(each)) or any(site.folder.holds(each) for site in work.host_pool.sites) for each in contents
+    )
+
+
+def _taken(work: Work, n: int) -> set[str]:
+    """The outputs of a step that others of this run take."""
+    return {u.output for id in work.consumers(n) for u in work.plan.nodes[work.plan.index[id]].upstream if u.producer == n}
+
+
+def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdict) -> bool:
+    """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
+    node, contents = work.plan.nodes[n], dict[str, int]()
+    if verdict.made is not None:
+        shown = [output for output, path in work.survey.places.get(n, ()) if work.facts.there.get(path) != verdict.made.outputs.get(output)]
+        contents = {verdict.made.outputs[name]: n for name in {*shown, *_taken(work, n)} if name in verdict.made.outputs}
+    elif verdict.answer == "run":
+        contents = {work.made[u.producer].outputs[u.output]: u.producer for u in node.upstream if u.output in work.made[u.producer].outputs}
+    missing = [Content(content) for content in contents if not work.ws.objects.has(Content(content))]
+    if downloads.ask(id, node, verdict, missing):
+        return True
+    lost = {contents[content] for content in missing} if verdict.made is None else set()
+    for producer in lost:
+        _revive(work, work.plan.nodes[producer].id)
+    work.held[id] = {work.plan.nodes[producer].id for producer in lost}
+    return bool(lost)
+
+
+def _revive(work: Work, id: str) -> None:
+    """What a step made cannot be had any more: it is judged again, and runs."""
+    if id in work.todo:
+        if work.scheduler.state(id) in (State.FRESH, State.DONE):
+            work.groups.record(work.scheduler.gone(id, "its stored output is gone"))
+            work.groups.record(work.scheduler.adopt(id, "what it needs may have to be brought"))
+        return
+    work.add({id})
+
+
+def _behind(work: Work, id: str) -> bool:
+    """Whether a step that could be judged waits for one that was found to have to run again."""
+    return any(work.scheduler.state(other) in (State.WAITING, State.READY, State.QUEUED, State.RUNNING) for other in work.held.get(id, ()))
+
+
+def grow(work: Work) -> None:
+    """A pending matrix whose files are known by now becomes its instances."""
+    if not work.plan.pending:
+        return
+    grown = expansions(work.ws, work.plan, work.made)
+    fresh = {k: v for k, v in grown.items() if k not in work.survey.globs}
+    if not fresh:
+        return
+    work.survey.globs.update(fresh)
+    old = work.plan
+    work.plan = compiled(work.ws, work.survey.source, work.survey.request, work.survey.globs)
+    made = {work.plan.index[old.nodes[n].id]: m for n, m in work.made.items() if old.nodes[n].id in work.plan.index}
+    work.made.clear()
+    work.made.update(made)
+    work.survey.plan = work.plan
+    work.commits.masker.learn(all_given(work.plan, work.ws.environ))
+    work.survey.places = work.survey.place(work.ws, work.plan)
+    facts = look(work.ws, work.plan, work.survey.request)
+    facts.there = dict(work.ws.cache.contents(path for targets in work.survey.places.values() for _, path in targets))
+    facts.ours = work.ws.published()
+    work.facts = work.survey.facts = facts
+    known = {node.id for node in old.nodes}
+    new = {node.id for node in work.plan.nodes} - known
+    work.commits.expanded(fresh, len(new))
+    work.add(new)

@@ -1,0 +1,180 @@
+"""The one loop: Scheduler ⇄ Hosts ⇄ Store.  Decides nothing itself.
+
+    judge what is ready · start what fits · when neither moved, wait for one end
+
+Order against kill -9: an output is stored, then its trace and the step's move are committed together, then its attempt directory goes.  A worker
+that dies leaves its jobs to their agent; the next run with the same key finds the attempt by its name, which is the key's and takes its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...errors import CannotRun, Infrastructure
+from ...hosts.place.sites import Site
+from ..signals import signals
+from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
+from .early import watched
+from .ending import end
+from .groups import GROUP_SECONDS
+from .judging import judge_ready
+from .renting import note, rent
+from .starting import start_ready
+from .watches import watch
+from .work import Failure, Work
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run ended."""
+
+    state: str
+    counts: dict[str, int]
+    failures: list[Failure]
+    abandoned: list[str] = field(default_factory=list)
+    left: bool = False
+    """The run is not over: another worker goes on with it."""
+
+
+async def run(work: Work) -> Report:
+    """Until every step is final, or nothing may start any more.  Raises Infrastructure when the store or the host fails."""
+    ours = work.handover is None  # else signals end the worker, which does more than this run
+    with signals(functools.partial(interrupt, work), functools.partial(terminate, work)) if ours else contextlib.nullcontext():
+        try:
+            with _clock(work):
+                await _set_up(work)
+                with _looks(work), watched(work), _pulse(work):
+                    await _turn(work)
+        finally:
+            await _close(work)
+        work.commits.flush()
+        work.scrap.clear()
+    counts = {str(state): count for state, count in work.scheduler.counts.items() if count}
+    left = work.control.abandoned
+    return Report(work.scheduler.result, counts, work.failures, sorted(work.running) if left else [], left)
+
+
+def publish_all(work: Work) -> None:
+    """A library recipe's results, at the end."""
+    work.publisher.publish_all(work.made)
+    work.commits.flush()
+
+
+async def _turn(work: Work) -> None:
+    while not work.scheduler.finished and not work.control.abandoned and work.scheduler.result != "PAUSED":
+        # One end at a time: what takes its place runs while the next is looked at.
+        moved = bool(work.ended)
+        if moved:
+            await end(work, *work.ended.popleft())
+        rent(work)
+        if not (judge_ready(work) | await start_ready(work) | moved | bool(work.ended)):
+            await work.rest()
+        if work.groups.landed:
+            work.groups.land()
+        if work.groups.due:
+            work.groups.send()
+    if work.control.handing_over and work.control.request not in ("pause", "cancel"):
+        work.control.left |= not work.scheduler.finished
+
+
+async def _close(work: Work) -> None:
+    kept = work.control.keep_hosts and work.scheduler.result == "PAUSED"
+    try:
+        await _leave(work)
+    finally:  # whatever went wrong, no machine is paid for any longer
+        await work.host_pool.close(leave=work.control.abandoned or kept)
+    note(work)
+    work.scrap.clear()
+
+
+async def _leave(work: Work) -> None:
+    """Let go of what the run has on its hosts."""
+    if work.scheduler.finished or work.scheduler.result == "PAUSED":
+        with contextlib.suppress(Infrastructure):  # raised again by the last flush
+            work.commits.flush()
+        await work.settle(GRACE.total_seconds())
+    work.leave()
+    if not work.control.abandoned:
+        await work.attempts.end_installs()
+        for hooks in work.attempts.hooks:
+            for problem in await hooks.cleanup() if not hooks.site.lost else ():
+                work.commits.say(problem)
+    if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
+        await work.orphans.sweep()
+
+
+async def _set_up(work: Work) -> None:
+    """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
+    here = {work.stays(id) for id in work.todo}
+    pool = work.host_pool
+    sites = [*([*pool.head.sites, *pool.sites] if pool.away and False in here else ()), *([pool.here] if True in here else ())]
+    try:
+        await asyncio.gather(*(work.attempts.hooks_of(site).setup() for site in sites))
+    except CannotRun:
+        if not work.control.stopping:
+            raise
+    if stayed := work.stayed():
+        await asyncio.gather(*(site.folder.look_for(stayed) for site in sites))
+
+
+@contextlib.contextmanager
+def _clock(work: Work) -> Iterator[None]:
+    """End the run when it reaches its `limits.time`."""
+    limit = work.plan.settings.limits.time
+    clock = asyncio.get_running_loop().call_later(limit, functools.partial(time_is_up, work), limit) if limit else None
+    try:
+        yield
+    finally:
+        if clock is not None:
+            clock.cancel()
+
+
+@contextlib.contextmanager
+def _looks(work: Work) -> Iterator[None]:
+    """Look now and then at the hosts' health, if the recipe says how."""
+    health = work.plan.settings.health
+    if health is None:
+        yield
+        return
+    looks = watch(work.attempts.hooks, health.run, health.every, functools.partial(_end_sick, work))
+    task = asyncio.get_running_loop().create_task(looks)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _end_sick(work: Work, site: Site) -> None:
+    """Stop what runs on a host whose health check failed."""
+    there = [running for running in work.running.values() if site in running.site.members]
+    work.sick |= {running.node.id for running in there}
+    for running in there:
+        await stop(running)
+
+
+@contextlib.contextmanager
+def _pulse(work: Work) -> Iterator[None]:
+    """End the loop's waits now and then; one timer for all of them costs less than one each."""
+    timer: asyncio.TimerHandle
+
+    def beat() -> None:
+        nonlocal timer
+        timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
+        work.wake()
+        hand_over(work)
+        with contextlib.suppress(Infrastructure):  # a database that does not answer: the next beat asks again
+            heed(work)
+            work.commits.let_go()
+            work.chunks.tick()
+        if work.tick:
+            work.tick()
+
+    timer = asyncio.get_running_loop().call_later(GROUP_SECONDS, beat)
+    try:
+        yield
+    finally:
+        timer.cancel()

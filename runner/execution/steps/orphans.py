@@ -1,0 +1,187 @@
+"""What earlier workers left here: attempts that still run somewhere, ended unseen, or were cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from datetime import timedelta
+from glob import glob
+from pathlib import Path
+
+from drivers.base import DriverError, Job
+
+from ...errors import NotFound
+from ...hosts.place.host_task import Paths
+from ...hosts.place.sites import Site
+from ...hosts.place.staging import Attempt
+from ...hosts.pool import HostPool
+from ...planning.plan import Node
+from ...storage.content.disk import delete_whole
+from ...storage.records.runs import FINAL
+from ...storage.workspace import Workspace
+from .commit import GroupCommit
+
+GRACE = timedelta(seconds=10)
+_LEFT = re.compile(r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?")
+"""What a worker leaves in `attempts`: its run, and its fence."""
+
+_FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
+"""How a command ends by itself, or by a limit of its own."""
+
+
+class Orphans:
+    """Attempt directories that were there already, by the beginning of their keys."""
+
+    def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
+        self.ws, self.commits, self.host_pool = ws, commits, host_pool
+        self._attempts = f"{ws.home}/attempts"
+        self._found = self._look()
+
+    def look_again(self) -> None:
+        self._found = self._look()
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a failed attempt is kept, to be looked at."""
+        return "failed" in self._found
+
+    def __contains__(self, head: str) -> bool:
+        """Whether there is an attempt whose key begins so."""
+        return head in self._found
+
+    def pop(self, head: str) -> list[str]:
+        """The attempts whose key begins so; they are not reported again."""
+        return self._found.pop(head, [])
+
+    async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
+        """The job of an attempt that an earlier worker left, if it runs still, ended well unseen, or failed unseen in this very run.
+
+        Else what is left of it goes: an attempt that was cut off, or one that failed in a run that is over, costs this run no retry.
+        Raises HostLost when its host cannot be asked for long.
+        """
+        path = f"{self._attempts}/{name}"
+        site = self.site_of(name)
+        if site is None:
+            self.commits.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
+            clear(path)
+            return None
+        paths = site.paths(Attempt(path))
+        job = Job(name, {"log": paths.log})
+        exit = await site.contact.insist(lambda: site.wait(job, timedelta(0)))
+        if exit is None:
+            return job, site
+        if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
+            return job, site
+        tag = _LEFT.fullmatch(name)
+        if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run:
+            return job, site
+        await self._clear(site, path)
+        return None
+
+    async def end(self, node: Node, job: Job, site: Site) -> None:
+        """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
+        self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
+        await site.stop(job, GRACE)
+        await site.contact.insist(lambda: site.wait(job, 2 * GRACE))
+        await self._clear(site, f"{self._attempts}/{job.key}")
+
+    async def _clear(self, site: Site, path: str) -> None:
+        await site.folder.clear(site.paths(Attempt(path)))
+        clear(path)
+
+    async def goes_on(self, name: str) -> bool:
+        """Whether the job of an attempt that an earlier worker left is still running.  Raises DriverError while its host cannot be asked."""
+        site = self.site_of(name)
+        if site is None:
+            return False
+        over = await site.wait(Job(name), timedelta(0))
+        if over is not None:
+            await site.folder.clear(Paths.at(f"{site.folder.root}/attempts/{name}"))
+        return over is None
+
+    def site_of(self, name: str) -> Site | None:
+        """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
+        try:
+            with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
+                called = file.read()
+        except FileNotFoundError:
+            return self.host_pool.here
+        return self.host_pool.named(called.split("\n"))
+
+    def sites(self) -> set[Site]:
+        """Where attempts were begun that no step of this run has taken up yet."""
+        found = (self.site_of(name) for names in self._found.values() for name in names)
+        return {member for site in found if site is not None for member in site.members}
+
+    async def sweep(self) -> None:
+        """Delete what dead workers of this recipe left and no worker took up.
+
+        What still runs is only spoken of.  What is on a host that cannot be asked now stays for the next run of the recipe.
+        """
+        folder, own = self._attempts, self.commits.run
+        left: dict[str, list[str]] = {}
+        for name in os.listdir(folder):
+            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (own, str(self.commits.fence)):
+                left.setdefault(tag[1], []).append(name)
+        for run, names in left.items():
+            if run != self.commits.run and not self._is_abandoned(run):
+                continue
+            begun = {name.removesuffix(".site") for name in names if "." not in name or name.endswith(".site")}
+            going, unseen = list[str](), set[str]()
+            for name in sorted(begun):
+                try:
+                    if await self.goes_on(name):
+                        going.append(name)
+                except DriverError:
+                    unseen.add(name)
+            for name in going:
+                site = self.site_of(name)
+                where = (site.elsewhere if site is not None else "") or "this machine"
+                self.commits.say(
+                    f"{where} still runs a job of {run}, a run that is gone, and this run does not need it: start that one again to take it over"
+                )
+            for name in names:
+                if name.partition(".")[0] not in unseen.union(going):
+                    await asyncio.to_thread(delete_whole, Path(folder, name))
+
+    def _is_abandoned(self, run: str) -> bool:
+        """Whether a run is one of this recipe that no worker has, or will take up with what it left."""
+        try:
+            row = self.ws.store.runs.get(run)
+        except NotFound:
+            return False
+        waits = row.due is not None and row.state not in FINAL
+        return row.recipe == self.commits.recipe and not waits and not self.ws.store.runs.live(run)
+
+    def _look(self) -> dict[str, list[str]]:
+        """Attempt directories that are there already, by the beginning of their keys: of workers that died, or that live and hold the key."""
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self._attempts)):
+                if "." not in name:
+                    found.setdefault(name.partition("-")[0], []).append(name)
+        return found
+
+
+def left_by(folder: str, run: str) -> tuple[list[str], dict[str, str]]:
+    """The attempts of a run that lie in a folder: those of this machine, and those of others with the names of their hosts."""
+    here, elsewhere = [], {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if "." in name or not (tag := _LEFT.fullmatch(name)) or tag[1] != run:
+            continue
+        try:
+            elsewhere[name] = Path(folder, f"{name}.site").read_text(encoding="utf-8").replace("\n", ", ")
+        except FileNotFoundError:
+            here.append(name)
+    return here, elsewhere
+
+
+def clear(path: str) -> None:
+    """Delete all that there is of an attempt, on whatever number of nodes."""
+    for each in (path, *glob(f"{path}.[0-9]*")):
+        delete_whole(Path(each))
+    for suffix in (".log", ".sh", ".metrics", ".host", ".latest", ".taken", ".site"):
+        with contextlib.suppress(OSError):
+            os.unlink(path + suffix)

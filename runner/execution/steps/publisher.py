@@ -1,0 +1,56 @@
+"""Put what steps made where the user finds it, and leave alone what was changed there by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ...errors import CannotRun
+from ...hosts.place.spare_dirs import Scrap
+from ...planning.judge import Made
+from ...planning.step import TEMPORARY
+from ...storage.content.files import Content
+from ...storage.workspace import Workspace
+from ...survey.survey import Survey
+from .commit import GroupCommit
+
+
+class Publisher:
+    """Publishes the outputs of one run."""
+
+    def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, scrap: Scrap, *, overwrite: bool, link: bool) -> None:
+        self.ws, self.survey, self.commits, self.scrap, self.overwrite, self.link = ws, survey, commits, scrap, overwrite, link
+        self._top = str(ws.root)
+
+    def conflicts(self, n: int) -> list[str]:
+        """Where step `n` publishes, and something is that is not ours."""
+        return [path for _, path in self.survey.places.get(n, ()) if self.survey.facts.strange(path)]
+
+    def publish(self, n: int, made: Made) -> None:
+        """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""
+        facts = self.survey.facts
+        flags = {output.name: output.flags for output in self.survey.plan.nodes[n].outputs}
+        for output, path in self.survey.places.get(n, ()):
+            content = made.outputs.get(output)
+            if content is None or flags.get(output, 0) & TEMPORARY:
+                continue
+            if facts.there.get(path) == content:
+                if facts.ours.get(path) != content:  # a worker put it there and died before it could say so
+                    self.commits.published(path, content, self.survey.plan.nodes[n].id)
+                    facts.ours[path] = content
+                continue
+            if not self.overwrite:
+                there = os.path.lexists(path if path[0] == "/" else f"{self._top}/{path}")
+                facts.there[path] = self.ws.cache.content_of(path) if there else None
+                if facts.strange(path):
+                    why = f"{path} was edited, or was put there, while the step ran, and is left as it is"
+                    raise CannotRun(why, fix="move it away, give --overwrite, or `recipe adopt` it")
+            self.ws.publish(Content(content), path, link=self.link, spare=self.scrap.take_file)
+            self.commits.published(path, content, self.survey.plan.nodes[n].id)
+            facts.there[path] = facts.ours[path] = content
+
+    def publish_all(self, made: Mapping[int, Made]) -> None:
+        """Publish all of a library recipe's results, at the end."""
+        for n in self.survey.places:
+            if n in made and made[n].ok:
+                self.publish(n, made[n])

@@ -1,0 +1,130 @@
+"""Keep the checkpoints of a run that another machine may go on with in the shared store, and bring them from there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ...errors import RecipeError
+from ...hosts.place.checkpoint_sync import EVERY, SETTLE
+from ...planning.step import StateSpec, StepSpec
+from ...storage import checkpoints
+from ...storage.content.objects import Objects
+from .attempts import Running
+from .work import Work
+
+FIRST: Final = 1.0
+"""Seconds until the first look at a training, which may have resumed from a checkpoint that the store lacks."""
+
+
+def shared(work: Work, spec: StepSpec) -> Sequence[StateSpec]:
+    """The states of a step whose checkpoints are in the shared store: all of a run for another machine, else those that say `to: store`."""
+    cache = work.ws.remote_cache
+    if cache is None:
+        return ()
+    return spec.state if work.ws.delivers or cache.checkpoints else [state for state in spec.state if state.shared]
+
+
+async def restore(work: Work, id: str, spec: StepSpec, key: str, root: Path) -> None:
+    """Bring what the shared store has of a state.  What cannot be had is said: the training starts over then, or where this machine left it."""
+    cache = work.ws.remote_cache
+    if any(state.shared for state in spec.state) and (cache is None or not cache.pushes):
+        why = "no shared store is named" if cache is None else f"the store {cache.name} is only read (`push = true` in its settings)"
+        work.commits.say(f"{id}: its checkpoints stay here, though its state says `to: store`: {why}")
+    if not shared(work, spec) or cache is None:
+        return
+    from ...storage.remote import states as remote_states
+
+    def bring() -> list[str]:
+        note = remote_states.load(cache.remote, key)
+        return remote_states.restore(cache.remote, note, root, Objects(work.ws.home)) if note is not None else []
+
+    try:
+        if brought := await asyncio.to_thread(bring):
+            work.commits.say(f"{id}: {', '.join(brought)} fetched from the store {cache.name}")
+    except RecipeError as error:
+        work.commits.say(f"{id}: its checkpoint in the store {cache.name} cannot be had: {error}")
+
+
+@contextlib.asynccontextmanager
+async def sent(work: Work, running: Running, spec: StepSpec) -> AsyncIterator[None]:
+    """Put new checkpoints into the shared store while an attempt is carried out, and the last one when it is over."""
+    states, cache = shared(work, spec), work.ws.remote_cache
+    if not states or running.state is None or cache is None or not cache.pushes:
+        yield
+        return
+    sender = _Sender(work, running, spec, states)
+    task = asyncio.get_running_loop().create_task(sender.rounds())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await sender.round()
+
+
+class _Sender:
+    """The checkpoints of one attempt that the store has, and those that it lacks."""
+
+    def __init__(self, work: Work, running: Running, spec: StepSpec, states: Sequence[StateSpec]) -> None:
+        self._work, self._running, self._states = work, running, states
+        self._sent: Mapping[str, tuple[str, tuple[object, ...]]] = {}
+        self._key = checkpoints.key(spec, running.world, running.node.id)
+
+    async def rounds(self) -> None:
+        """Look as often as the recipe says; what is the same at two looks is whole."""
+        every = min((state.every or EVERY for state in self._states), default=EVERY)
+        await asyncio.sleep(min(FIRST, every))
+        while True:
+            before = await asyncio.to_thread(self._look)
+            if before != self._sent:
+                await asyncio.sleep(min(SETTLE, every))
+                if before == await asyncio.to_thread(self._look):
+                    await self._put(before)
+            await asyncio.sleep(every)
+
+    async def round(self) -> None:
+        """The last one: nothing is being written any more."""
+        found = await asyncio.to_thread(self._look)
+        if found != self._sent:
+            await self._put(found)
+
+    async def _put(self, found: Mapping[str, tuple[str, tuple[object, ...]]]) -> None:
+        from ...storage.remote import states as remote_states
+
+        cache, generation = self._work.ws.remote_cache, self._running.state
+        assert cache is not None and generation is not None
+        names = {state: name for state, (name, _) in found.items()}
+        try:
+            if not self._sent:
+                await asyncio.to_thread(cache.remote.mark)
+            await asyncio.to_thread(remote_states.save, cache.remote, self._key, generation.path, names)
+            self._sent = found
+        except (RecipeError, OSError) as error:
+            self._work.commits.say(f"{self._running.node.id}: its checkpoint is not put into the store {cache.name}: {error}")
+
+    def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
+        """The newest whole checkpoint of each state, and what the disk says of its files."""
+        generation = self._running.state
+        assert generation is not None
+        found = {}
+        for state in self._states:
+            folder = generation.folder(state.name)
+            name = checkpoints.newest(folder, state.checkpoint, thorough=False).name if state.checkpoint is not None else ""
+            if name is not None and (seen := _seen(folder / name)):
+                found[state.name] = (name, seen)
+        return found
+
+
+def _seen(path: Path) -> tuple[object, ...]:
+    try:
+        names = [path] if path.is_file() else [path / name for name in checkpoints.files(path)]
+        stats = [(str(each), os.lstat(each)) for each in names]
+    except OSError:  # deleted meanwhile
+        return ()
+    return tuple((name, found.st_size, found.st_mtime_ns) for name, found in stats)

@@ -1,0 +1,252 @@
+"""A stream to the agent of one host, over `Host.call`: the agent's program is put there if it is not there yet, in the same call.
+
+See `agent/attach.py` for the other end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias, cast
+
+from drivers.base import Denied, DriverError, Host, Rejected, Unreachable
+
+from ... import agent
+from ...agent.frames import Broken, Frames, frame
+
+Part: TypeAlias = Literal["jobs", "files"]
+
+AHEAD = 8
+"""Pieces that wait to be sent before a sender has to wait."""
+SMALL = 1 << 14
+"""Bytes up to which frames are put together."""
+PATIENCE = 60.0
+"""Seconds in which the program there must have greeted us."""
+FAREWELL = 2.0
+"""Seconds in which it must have ended when it is not needed any more."""
+NOISE = 1 << 16
+"""Bytes that a login may print before the program begins."""
+PYTHONS = (
+    "python3",
+    *(f"python3.{minor}" for minor in range(14, 8, -1)),
+    "/usr/local/bin/python3",
+    "/opt/conda/bin/python3",
+    "/venv/main/bin/python3",
+)
+"""Where a Python is looked for, when the one that the settings name is none or is too old."""
+TOO_OLD = 93
+"""How our program ends under a Python that is too old, or is not CPython: the next is tried."""
+_FULL = ("Permission denied", "No space left on device", "Read-only file system", "Disk quota exceeded", "Not a directory")
+
+# $1 the root, $2 what marks our words, $3 the program below, then what it is given, then Pythons.
+_FIND = f"""\
+PATH=$PATH:/usr/local/bin:/usr/bin:/bin
+case $1 in /*) root=$1 ;; *) root=${{HOME:-.}}/$1 ;; esac
+mark=$2 load=$3 digest=$4 size=$5 part=$6
+shift 6
+for python; do
+  command -v "$python" >/dev/null 2>&1 || continue
+  "$python" -I -S -X utf8 -c "$load" "$root" "$mark" "$digest" "$size" "$part"
+  end=$?
+  [ $end = {TOO_OLD} ] || exit $end
+done
+printf '\\n%s python\\n' "$mark"
+"""
+_LOAD = f"""\
+import sys
+if sys.version_info < (3, 9) or sys.implementation.name != "cpython": # PyPy has no posix_spawn, pidfd_open, readv
+    sys.exit({TOO_OLD})
+import os
+root, mark, digest, size, part = sys.argv[1:]
+def say(word):
+    os.write(1, ("\\n%s %s\\n" % (mark, word)).encode("utf-8", "surrogateescape"))
+try:
+    os.umask(0o77)
+    os.makedirs(root + "/agent", exist_ok=True)
+    root = os.path.realpath(root)
+    program = root + "/agent/" + digest
+    if not os.path.exists(program):
+        say("need")
+        data = bytearray()
+        while len(data) < int(size):
+            more = os.read(0, int(size) - len(data))
+            if not more:
+                break
+            data += more
+        import hashlib
+        if hashlib.sha256(data).hexdigest() != digest:
+            say("cut") # the way broke it, not the host: to be sent again
+            sys.exit(0)
+        import io, shutil, zipfile
+        new = program + ".%d" % os.getpid()
+        zipfile.ZipFile(io.BytesIO(data)).extractall(new)
+        try:
+            os.rename(new, program)
+        except OSError:
+            if not os.path.isdir(program):
+                raise
+            shutil.rmtree(new) # somebody else was faster
+except OSError as error:
+    say("no %s" % error)
+    sys.exit(0)
+say("here")
+sys.path.insert(0, program)
+from agent import attach
+attach.main(root, part)
+"""
+
+
+class Program(NamedTuple):
+    """The agent as one file."""
+
+    data: bytes
+    digest: str
+
+
+@functools.cache
+def program() -> Program:
+    """The agent of this version of ours, the same bytes whenever it is asked for."""
+    import zipfile
+
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(Path(agent.__file__).parent.glob("*.py")):
+            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return Program(made.getvalue(), hashlib.sha256(made.getvalue()).hexdigest())
+
+
+class Stream:
+    """One of the agent's two programs, running on a host.  `root` is what it serves there, absolute."""
+
+    def __init__(self, call: AsyncGenerator[bytes, None], sent: asyncio.Queue[bytes], received: bytes) -> None:
+        self.root = ""
+        self._call, self._sent = call, sent
+        self._frames = Frames()
+        self._payloads = deque(self._frames.feed(received))
+
+    @classmethod
+    async def open(cls, host: Host, root: str, part: Part) -> Stream:
+        """Begin `part` in `root`, which is made if need be; a relative one begins at the login's home.  Raises what `Host.call` raises.
+
+        Denied and Rejected say in words what that host lacks.
+        """
+        mark, ours = secrets.token_hex(8), program()
+        pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
+        argv = ("/bin/sh", "-c", _FIND, "sh", root, mark, _LOAD, ours.digest, str(len(ours.data)), part, *pythons)
+        sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
+        call = cast("AsyncGenerator[bytes, None]", host.call(argv, _queued(sent)))
+        words = _Words(mark)
+        try:
+            async with asyncio.timeout(PATIENCE), contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(call.aclose)
+                async for data in call:
+                    for word in words.feed(data):
+                        if word == "need":
+                            await sent.put(ours.data)
+                        elif word == "python":
+                            raise Denied("there is no CPython 3.9 or later: install one there, or name it as `python` in the driver's settings")
+                        elif word.startswith("no "):
+                            raise _refused(word[3:])
+                        elif word == "cut":
+                            raise Unreachable("the agent's program did not arrive as it was sent")
+                        else:
+                            raise Unreachable("the host answered something else than it was asked")
+                    if words.rest is not None:
+                        stream = cls(call, sent, words.rest)
+                        stream.root = os.fsdecode((await stream.receive())[1:])
+                        stack.pop_all()
+                        return stream
+        except Rejected as error:
+            raise _refused(str(error)) from error
+        except Broken as error:
+            raise Unreachable("what the agent says does not arrive whole") from error
+        except TimeoutError as error:
+            raise Unreachable(f"no agent could be begun in {PATIENCE:g} s") from error
+        raise Unreachable("the host answered nothing that we asked for")
+
+    async def send(self, *parts: bytes | memoryview) -> None:
+        """One frame; waits while too much is on its way already."""
+        await self._sent.put(frame(*parts))
+
+    async def finish(self) -> None:
+        """Nothing more will be sent: the program there ends when it has read all."""
+        await self._sent.put(b"")
+
+    async def receive(self) -> bytes:
+        """The next payload.  Raises Unreachable when the stream is over, or what comes is not what was sent, and what `Host.call` raises."""
+        while not self._payloads:
+            if self._frames.broken:
+                raise Unreachable("what the agent says does not arrive whole")
+            try:
+                self._payloads += self._frames.feed(await anext(self._call))
+            except StopAsyncIteration:
+                raise Unreachable("the agent's program ended") from None
+            except Rejected as error:
+                raise Unreachable(f"the agent's program ended: {error}") from error
+            except Broken as error:
+                raise Unreachable("what the agent says does not arrive whole") from error
+        return self._payloads.popleft()
+
+    async def aclose(self) -> None:
+        """End the program there, whatever it does.  Jobs stay."""
+        await self._call.aclose()
+
+    async def leave(self) -> None:
+        """Let the program there, which was asked nothing more, end by itself."""
+        with contextlib.suppress(TimeoutError, DriverError):
+            async with asyncio.timeout(FAREWELL):
+                await self.finish()
+                async for _ in self._call:
+                    break  # it has nothing to say
+        await self._call.aclose()
+
+
+class _Words:
+    """Lines behind our mark, in all that a login prints."""
+
+    def __init__(self, mark: str) -> None:
+        self.rest: bytes | None = None
+        """What came behind the last word, which is `here`."""
+        self._mark = f"\n{mark} ".encode()
+        self._held = b""
+
+    def feed(self, data: bytes) -> Sequence[str]:
+        """The words that are whole now, but for the last."""
+        self._held += data
+        found: list[str] = []
+        while self.rest is None:
+            before, marked, after = self._held.partition(self._mark)
+            word, ended, rest = after.partition(b"\n")
+            if not ended:
+                if not marked and len(before) > NOISE:
+                    self._held = before[-len(self._mark) :]
+                break
+            if word == b"here":
+                self.rest = rest
+            else:
+                found.append(word.decode("utf-8", "surrogateescape"))
+                self._held = b"\n" + rest if rest.startswith(self._mark[1:]) else rest
+        return found
+
+
+async def _queued(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+    """What is to be sent.  Small frames that wait go in one write: some connections hold back a second small packet for 40 ms."""
+    while data := await sent.get():
+        while len(data) < SMALL and not sent.empty():
+            if not (more := sent.get_nowait()):
+                yield data
+                return
+            data += more
+        yield data
+
+
+def _refused(words: str) -> Denied | Rejected:
+    return Denied(words) if any(word in words for word in _FULL) else Rejected(words)

@@ -1,0 +1,250 @@
+"""A place with a disk of its own: an attempt directory is made here, made again there, links and all, and run.
+
+What the command prints comes here while it runs; what it made is hashed there, brought home, and kept there for the steps after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from drivers.base import Command, Denied, Job, Rejected
+
+from ...planning.step import OutputSpec
+from ...storage.content.files import Content, Entry
+from ...storage.crash import crashpoint
+from ...storage.workspace import Workspace
+from ..link.contact import RemoteContact
+from .collecting import Collector
+from .folder import RemoteFolder
+from .following import Follower
+from .host_task import HostTask, Paths, StateFolder, TaskResult
+from .sites import Shell, Site
+from .staging import Attempt
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from ...storage.checkpoints import Newest
+    from ..engines import Mount
+    from ..link.client import Client
+    from ..transfer.host_store import HostStore, Parcel
+    from .checkpoint_sync import CheckpointSync
+
+_T = TypeVar("_T")
+
+
+class Away(Site):
+    """A host with a disk of its own."""
+
+    def __init__(
+        self,
+        ws: Workspace,
+        name: str,
+        host: Client,
+        machine: Mapping[str, float],
+        devices: Sequence[Device],
+        host_store: HostStore,
+        shell: Shell,
+        slots: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(ws, name, host, machine, lambda: devices, shell, slots)
+        self.host_store = host_store
+        self.installer = shell.python
+        self.contact = RemoteContact(name, say)
+        self.folder: RemoteFolder = RemoteFolder(ws, host_store, self.contact, lambda: self.capacity.busy)
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return Paths.at(f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}")
+
+    def described(self, python: str) -> str:
+        return f"{python} ({self.shell.version})" if self.shell.version and python == self.python else python
+
+    def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
+        """They are links there: see `_parcel`."""
+
+    def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
+        from ..containers import leads
+        from ..engines import Mount
+
+        paths = self.paths(attempt)
+        return [
+            Mount(paths.cwd, True),
+            *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
+            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
+            Mount(f"{self.folder.root}/objects"),
+            *(map(Mount, leads(attempt.path, f"{self.ws.home}/objects")) if self.host_store.neighbour.reads else ()),
+            *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
+        ]
+
+    def may_have_made(self, attempt: Attempt, outputs: Sequence[OutputSpec]) -> bool:
+        return True
+
+    async def carry(self, task: HostTask) -> TaskResult:
+        checkpoints = self._checkpoint_sync(task)
+        if task.job is None:
+            found = await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
+            task.job = await self.begin(task, await self.prepare(task, found))
+        return await self.attend(task, task.job, checkpoints)
+
+    async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
+        """Put an attempt there, with all that it is given: what is to be started."""
+        await task.bring()
+        command, script = task.compose(found)
+        await self.contact.insist(lambda: self._put(task, script))
+        crashpoint("attempt-carried")
+        return command
+
+    async def begin(self, task: HostTask, command: Command) -> Job:
+        """Start what was prepared."""
+        job = await self.contact.insist(lambda: self._begin(command, task))
+        crashpoint("job-started")
+        return job
+
+    async def attend(self, task: HostTask, job: Job, checkpoints: CheckpointSync | None) -> TaskResult:
+        """Wait for the end of what was started, and take what it made."""
+        paths = self.paths(task.attempt)
+        follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
+        collector = Collector(self.ws, self.host_store, self.folder, task, paths)
+        try:
+            exit = await follower.end([*self._copied(task, paths), *([checkpoints.run()] if checkpoints is not None else ())])
+        finally:
+            if checkpoints is not None:
+                await checkpoints.finish()
+        rest = self.contact.insist(lambda: follower.rest(exit))
+        if exit.code != 0 or exit.reason != "exit":
+            await rest
+            if exit.reason not in ("stopped", "busy"):
+                await collector.remains()
+            return TaskResult(exit)
+        crashpoint("job-over")
+        if task.metrics is not None and task.metrics[0]:
+            await rest  # before outputs are moved there: they may be what metrics are read from
+            brought = await self.contact.insist(lambda: collector.outputs(exit))
+        else:
+            brought, _ = await asyncio.gather(self.contact.insist(lambda: collector.outputs(exit)), rest)
+        if brought.problem == "output":
+            await collector.remains()
+        return brought
+
+    def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
+        """What brings outputs here while they are made."""
+        if task.synced:
+            from . import output_sync
+
+            partial = f"{self.ws.home}/partial/{os.getpid()}-{task.name}-synced"
+            yield output_sync.follow(self.host_store, paths.cwd, Paths.at(task.attempt.path).cwd, partial, task.synced, task.say)
+
+    async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
+        """Until what it used is gone from there, a note here says where it was."""
+        if not self.lost:
+            await self.folder.clear(self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states])
+        for note in (".taken", ".site"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(task.attempt.path + note)
+
+    # -- the parts of a task
+
+    def _checkpoint_sync(self, task: HostTask) -> CheckpointSync | None:
+        if not task.states:
+            return None
+        from .checkpoint_sync import CheckpointSync, OverHostStore
+
+        return CheckpointSync(OverHostStore(self.host_store), task.states, task.round, world=task.processes)
+
+    async def _begin(self, command: Command, task: HostTask) -> Job:
+        await task.confirm()
+        try:
+            return await self.host.start(command, task.name)
+        except (Denied, Rejected) as error:
+            self.host_store.wire.complain(str(error))
+            raise
+
+    async def _put(self, task: HostTask, script: bytes | None) -> None:
+        attempt = task.attempt
+        parcel = _parcel(attempt, {state.path: state.below for state in task.states})
+        for name, path in (await self._direct(attempt)).items():
+            del parcel.links[name]
+            parcel.paths[name] = path
+        if script is not None:
+            parcel.beside[".sh"] = script
+        if task.metrics is not None and task.metrics.in_environment:
+            parcel.beside[".metrics"] = b""  # a container can only be shown a file that is there
+        name = attempt.called or os.path.basename(attempt.path)
+        wanted = {content for content in parcel.links.values() if content not in self.folder.contents}
+        if not wanted:
+            await self.host_store.stage(name, parcel)
+            return
+        from ..link.wire import Gone
+        from .rendezvous import together
+
+        sent = asyncio.Event()
+
+        async def send() -> None:
+            await self.host_store.send(*self._sources(attempt, wanted))
+            sent.set()
+
+        async def stage() -> None:
+            try:
+                await self.host_store.stage(name, parcel, wanted)  # travels while they do
+            except Gone:  # they take longer than it waits for them
+                await sent.wait()
+                await self.host_store.stage(name, parcel)
+
+        await together((send(), stage()))
+        self.folder.contents |= wanted
+
+    async def _direct(self, attempt: Attempt) -> dict[str, str]:
+        """What it is given that the host sees on our disk: name -> path."""
+        if not self.host_store.neighbour.reads:
+            return {}
+        given = {name: os.path.realpath(f"{attempt.path}/{name}") for name in (*attempt.links, *attempt.objects)}
+        seen = await self.host_store.neighbour.same(list(given.values()))
+        return {name: path for name, path in given.items() if path in seen}
+
+    def _sources(self, attempt: Attempt, wanted: set[str]) -> tuple[dict[str, str], dict[str, list[Entry]]]:
+        """Where these contents lie here, and the manifests of those that are trees."""
+        sources: dict[str, str] = {}
+        manifests: dict[str, list[Entry]] = {}
+        for name, (at, content) in attempt.links.items():
+            if content in wanted:
+                sources[content] = os.path.realpath(f"{attempt.path}/{name}")
+                if content[0] == "t":
+                    manifests[content] = self.ws.cache.entries(at)
+        for content in attempt.objects.values():
+            if content in wanted and content not in sources:
+                sources[content] = str(self.ws.objects.path(Content(content)))
+                if content[0] == "t":
+                    manifests[content] = self.ws.objects.manifests.entries(Content(content))
+        return sources, manifests
+
+
+def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
+    """An attempt directory as it is here, in a form that can travel."""
+    from ..transfer.host_store import Parcel
+
+    parcel = Parcel(states=dict(states))
+    parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        empty = True
+        with os.scandir(f"{attempt.path}/{folder}") as items:
+            for item in items:
+                empty = False
+                name = f"{folder}/{item.name}" if folder else item.name
+                if name in parcel.links or name in parcel.states:
+                    continue
+                if item.is_dir():
+                    waiting.append(name)
+                else:  # a link within code that came from a repository is what it leads to
+                    with open(item.path, "rb") as file:
+                        parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
+        if empty and folder:
+            parcel.folders.append(folder)
+    return parcel

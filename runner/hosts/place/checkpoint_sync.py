@@ -1,0 +1,488 @@
+"""Bring a training's checkpoints home while it trains on a host that does not see our disk, put them on the next host, keep both disks from filling.
+
+    a round: look there · what is closed and not here is brought into `.incoming`, examined, looked at again, renamed · old ones go, there and here
+
+A checkpoint here is the one there if all its files have the same sizes and times, so nothing has to be written down about what was copied.  A kill at
+any instant leaves at most something in `.incoming`, which the next round deletes.  `Away` transfers the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fnmatch
+import os
+import stat
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from drivers.base import DriverError, Rejected, Unreachable
+
+from ...errors import Infrastructure, RecipeError
+from ...language.units import about
+from ...retry import backoff, retry_async
+from ...storage import checkpoints
+from ...storage.checkpoint_layouts import TEMPORARY
+from ...storage.checkpoints import Newest
+from ...storage.content.disk import delete, sync_one
+from ...storage.content.files import scan
+from .host_task import Round, StateFolder
+
+if TYPE_CHECKING:
+    from ..transfer.download import Taken
+    from ..transfer.host_store import HostStore
+
+EVERY = 300.0
+"""Seconds between rounds where a recipe does not say."""
+SETTLE = 2.0
+"""Seconds for which the newest checkpoint has to stay as it is before it counts as written."""
+TRIES = 4
+"""Attempts at the last round, when the host cannot be reached."""
+LOW = 0.1
+"""Of a disk: the free share under which we say so."""
+MARGIN = 1.1
+"""Room that the next checkpoint is given, in sizes of the largest one."""
+WHOLE = "whole"
+"""What stands for the name of a state that is copied as one."""
+Listing: TypeAlias = Mapping[str, tuple[int, int]]
+"""Paths below a folder -> bytes, and nanoseconds since the epoch of the last change.  A file on its own has the path "", a link LINK bytes."""
+LINK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is below a folder, and the room on its disk, bytes."""
+
+    files: Listing
+    free: int
+    total: int
+
+
+class Away(Protocol):
+    """What a checkpoint sync needs of a host.  Paths there are below our root."""
+
+    partial: bool
+    """Whether a node is gone, or new, that may have had a part of what the others have."""
+
+    async def look(self, path: str) -> Look:
+        """Everything below a folder, in one question; nothing when there is no such folder."""
+        ...
+
+    async def held(self, path: str) -> Look:
+        """What can be resumed from there: of several nodes, what each of them has."""
+        ...
+
+    async def bring(self, path: str, target: Path) -> int:
+        """Copy a file or folder here, verified, to a name that does not exist.  Its bytes.
+
+        What is left of a copy that was cut off is at `<target>.coming`, from which the next one goes on.
+        """
+        ...
+
+    async def put(self, source: Path, path: str) -> int:
+        """Copy a file or folder there, verified, in place of what bears that name: whole, or not at all.  Its bytes."""
+        ...
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        """Delete files and folders there; what is gone already is no error."""
+        ...
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a checkpoint sync remembers of one state between rounds."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    newest: tuple[str, Listing] | None = None  # the newest one there, when it was last looked at
+    bad: dict[str, Listing] = field(default_factory=dict)  # those that were found broken, as they were then
+    level: int = 0  # of the disk there, when it was last spoken of
+
+
+class CheckpointSync:
+    """Keeps the states of one attempt.  Rounds of one state never overlap."""
+
+    def __init__(
+        self,
+        away: Away,
+        states: Sequence[StateFolder],
+        tell: Callable[[Round], None],
+        *,
+        world: int | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._away, self._states, self._tell, self._world, self._pause = away, states, tell, world, pause
+        self._seen = {state.name: _Seen() for state in states}
+
+    async def restore(self) -> dict[str, Newest]:
+        """Before an attempt: what the host has and we do not comes home, then the newest checkpoint and all that is none is put there.
+
+        Which checkpoint each state resumes from.  Raises DriverError and RecipeError when it cannot be put there.
+        """
+        return {state.name: await self._restore(state) for state in self._states}
+
+    async def run(self) -> None:
+        """Rounds as often as the recipe says, until cancelled.  A round that fails is reported, and tried again at the next."""
+        async with asyncio.TaskGroup() as group:
+            for state in self._states:
+                group.create_task(self._rounds(state))
+
+    async def sync(self) -> None:
+        """A round of every state now: before a machine is taken away, say."""
+        for state in self._states:
+            await self._round(state)
+
+    async def finish(self) -> None:
+        """After the attempt's last process: a last round, which takes everything.  Tries again while the host cannot be reached; raises nothing."""
+        for state in self._states:
+            await self._round(state, over=True, tries=TRIES)
+
+    async def _rounds(self, state: StateFolder) -> None:
+        while True:
+            await self._pause(state.every or EVERY)
+            await self._round(state)
+
+    async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
+        doing = Round()
+        async with self._seen[state.name].lock:
+            try:
+                await retry_async(lambda: self._bring(state, doing, over=over), backoff(Unreachable, tries, 1.0, 30.0), self._pause)
+            except (DriverError, RecipeError, OSError) as error:
+                doing.problem = f"what was saved there is not all here: {_words(error)}"
+                if not isinstance(error, DriverError):
+                    with contextlib.suppress(OSError, RecipeError):
+                        await asyncio.to_thread(_afresh, state)  # half of something may be what fills our disk
+        self._tell(doing)
+
+    async def _restore(self, state: StateFolder) -> Newest:
+        doing = Round()
+        async with self._seen[state.name].lock:
+            look = await self._away.look(state.below)
+            await asyncio.to_thread(_afresh, state, None)
+            if look.files:
+                await self._bring(state, doing, over=True, newer=True)
+                look = await self._away.held(state.below)
+            there = _parts(look.files, state.pattern)
+            found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
+            here = await asyncio.to_thread(_listings, state.here, state.pattern)
+            wanted = [name for name in here if name == found.name or state.pattern is None or not _is_checkpoint(name, state.pattern)]
+            wrong = [name for name in wanted if here[name] != there.get(name)]
+            need = sum(_total(here[name]) for name in wrong)
+            if need > look.free:
+                raise Infrastructure(
+                    f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}", fix="free some space there"
+                )
+            for name in wrong:
+                doing.size += await self._away.put(_below(state.here, name), _join(state.below, name))
+            if wrong:
+                there = _parts((await self._away.held(state.below)).files, state.pattern)
+                for name in wrong:
+                    await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
+        self._tell(doing)
+        return found
+
+    async def _bring(self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False) -> None:
+        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
+        seen = self._seen[state.name]
+        incoming = _incoming(state)
+        look = await self._away.look(state.below)
+        there = _parts(look.files, state.pattern)
+        await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
+        age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
+        names = sorted(age, key=lambda name: age[name], reverse=True)
+        whole = await asyncio.to_thread(_whole, state)
+        floor = max((_age(name, listing) for name, listing in whole.items()), default=None) if newer else None
+        good: list[str] = []
+        for name, before in zip_longest(names, names[1:], fillvalue=""):
+            if state.keep is not None and len(good) >= max(1, state.keep):
+                break
+            listing = there[name]
+            if (have := whole.get(name)) == listing or (have and state.pattern is not None and listing.items() <= have.items()):
+                good.append(name)  # or with more: what a node wrote that is lost since
+                continue
+            if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
+                continue
+            if name == names[0] and not over and not await self._closed(state, name, listing):
+                continue
+            if await self._take(state, name, listing, incoming, doing, over=over, before=(before, there.get(before, {}))):
+                good.append(name)
+        if over:
+            for name in sorted(set(there) - set(names)):
+                if not any(TEMPORARY.match(part) for part in name.split("/")) and _listing(_below(state.here, name)) != there[name] and not newer:
+                    await self._take(state, name, there[name], incoming, doing, over=True)
+        if not newer:
+            await self._care(state, names, good, there, look, doing)
+        await asyncio.to_thread(delete, incoming)
+
+    async def _closed(self, state: StateFolder, name: str, listing: Listing) -> bool:
+        """Whether the newest one there is as it was a while ago."""
+        seen = self._seen[state.name]
+        if seen.newest != (name, listing):
+            await self._pause(SETTLE)
+            now = _parts((await self._away.look(state.below)).files, state.pattern).get(name, {})
+            seen.newest = name, now
+            return now == listing
+        return True
+
+    async def _take(
+        self, state: StateFolder, name: str, listing: Listing, incoming: Path, doing: Round, *, over: bool, before: tuple[str, Listing] = ("", {})
+    ) -> bool:
+        """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
+        target = incoming / (name or WHOLE)
+        try:
+            doing.size += await self._away.bring(_join(state.below, name), target)
+        except (Rejected, RecipeError, OSError):
+            # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
+            if _parts((await self._away.look(state.below)).files, state.pattern).get(name) == listing:
+                raise
+            return False
+        if _is_checkpoint(name, state.pattern) and (self._away.partial or not (name == "" and over)):
+            verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)
+            why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
+            if not why and self._away.partial and verdict.kind in ("file", "files"):
+                why = "a node is gone that may have had a part of it"
+            if why:
+                await asyncio.to_thread(delete, target)
+                if name:
+                    self._seen[state.name].bad[name] = listing
+                    doing.passed.append((name, why))
+                return False
+        if not over and _parts((await self._away.look(state.below)).files, state.pattern).get(name) != listing:
+            await asyncio.to_thread(delete, target)
+            return False
+        await asyncio.to_thread(_place, target, _below(state.here, name), listing)
+        doing.brought.append(name or state.name)
+        return True
+
+    async def _care(
+        self, state: StateFolder, names: Sequence[str], good: Sequence[str], there: Mapping[str, Listing], look: Look, doing: Round
+    ) -> None:
+        """Delete what is older than the checkpoints that stay, and say so when the disk there gets full."""
+        if state.pattern is None:
+            return
+        sizes = {name: _total(there[name]) for name in names}
+        need = int(max(sizes.values(), default=0) * MARGIN)
+        old: list[str] = []
+        if state.keep is not None and len(good) >= max(1, state.keep):
+            old = list(names[names.index(good[max(1, state.keep) - 1]) + 1 :])
+        if look.free < need:
+            old += [name for name in good[1:] if name not in old]  # they are here: there they only take the room of the next one
+        if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
+            old = [name for name in old if name != spared]
+        if old:
+            await self._away.remove([_join(state.below, name) for name in old])
+        await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
+        seen = self._seen[state.name]
+        level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
+        doing.warning, seen.level = words if level > seen.level else "", level
+
+
+class OverHostStore:
+    """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
+
+    partial = False
+
+    def __init__(self, host_store: HostStore) -> None:
+        self._host_store = host_store
+
+    async def look(self, path: str) -> Look:
+        found, free, total = await self._host_store.look(self._at(path))
+        files = {name: (LINK if link else size, written) for name, size, written, link in found if not {"", ".", ".."} & set(name.split("/"))}
+        return Look(files, free, total)
+
+    async def bring(self, path: str, target: Path) -> int:
+        taken = await self.taken(path)
+        if not taken.content:
+            raise Rejected(taken.problem or f"{path} is gone")
+        return await self.fetch(path, taken, target)
+
+    async def held(self, path: str) -> Look:
+        return await self.look(path)
+
+    async def taken(self, path: str) -> Taken:
+        """What a file or folder there is, hashed there.  Raises Vanished where the state is not there at all."""
+        folder, _, name = self._at(path).rpartition("/")
+        return (await self._host_store.take(folder, ((name, False),))).outputs[name]
+
+    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+        """Copy what `taken` found, or a part of it.  Its bytes."""
+        await self._host_store.fetch(self._at(path), taken, str(target))
+        await asyncio.to_thread(_ours, target)
+        return taken.size
+
+    async def put(self, source: Path, path: str) -> int:
+        content = await asyncio.to_thread(scan, source)
+        size = _total(await asyncio.to_thread(_listing, source))
+        await self._host_store.send({content: str(source)})
+        await self._host_store.release(content, self._at(path))
+        return size
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        await self._host_store.remove([self._at(path) for path in paths])
+
+    def _at(self, path: str) -> str:
+        return f"{self._host_store.root}/{path}"
+
+
+class CheckpointPruner:
+    """The same for a state folder on our own disk: old checkpoints go while its trainer writes there."""
+
+    def __init__(self, folder: Path, pattern: str | None, keep: int | None) -> None:
+        self._folder, self._pattern, self._keep = folder, pattern, keep
+        self._newest: tuple[str, Listing] | None = None
+        self._level = 0
+
+    def look(self) -> tuple[list[str], str]:
+        """Call it now and then: the names that were deleted, and words about the disk, once until it is better.
+
+        The newest counts only when it is as it was at the last look; one that is being written never takes the place of a whole one.
+        """
+        if self._pattern is None or not self._folder.is_dir():
+            return [], ""
+        there = {name: _listing(self._folder / name) for name in checkpoints.newest_first(self._folder, self._pattern)}
+        newest = next(iter(there.items()), None)
+        settled, self._newest = newest == self._newest, newest
+        good = [name for name, verdict in checkpoints.judged(self._folder, self._pattern) if verdict.ok and (settled or name != next(iter(there)))]
+        sizes = {name: _total(listing) for name, listing in there.items()}
+        disk = os.statvfs(self._folder)
+        free, total, need = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, int(max(sizes.values(), default=0) * MARGIN)
+        old: list[str] = []
+        if self._keep is not None and good:
+            spared = checkpoints.best(self._folder / good[0])
+            old = [name for name in good[max(1, self._keep) :] if name != spared]
+            for name in old:
+                delete(self._folder / name)
+        level, words = strained(free + sum(sizes[name] for name in old), total, need)
+        said, self._level = words if level > self._level else "", level
+        return old, said
+
+
+def strained(free: int, total: int, need: int) -> tuple[int, str]:
+    """How badly off a disk is, all in bytes: 0, 1 when it is nearly full, 2 when the next checkpoint finds no room; and words for it."""
+    if need and free < need:
+        return 2, f"the disk has {about(free)} free, and the next checkpoint needs about {about(need)}: free some space, or lower `keep`"
+    if total and free < LOW * total:
+        return 1, f"the disk is nearly full: {about(free)} of {about(total)} are free"
+    return 0, ""
+
+
+def _words(error: Exception) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _is_checkpoint(name: str, pattern: str | None) -> bool:
+    return name == "" if pattern is None else fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
+
+
+def _age(name: str, listing: Listing) -> tuple[int, int, str]:
+    """How new a checkpoint is: by the number in its name, then by the time of its last change."""
+    return checkpoints.number(name), max((changed for _, changed in listing.values()), default=0), name
+
+
+def _parts(files: Listing, pattern: str | None) -> dict[str, Listing]:
+    """A listing cut by what travels as one: each name right below the state, or the state as a whole."""
+    if pattern is None:
+        return {"": files} if files else {}
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for path, known in files.items():
+        name, _, rest = path.partition("/")
+        if not rest and known[0] == LINK:
+            continue  # to a checkpoint, as a rule: that travels, and what its trainer calls it does not
+        found.setdefault(name, {})[rest] = known
+    return dict(found)
+
+
+def _listing(path: Path) -> Listing:
+    """The same of something here; empty when there is nothing."""
+    try:
+        names = checkpoints.files(path) if path.is_dir() and not path.is_symlink() else [""]
+        return {name: _known(os.lstat(path / name)) for name in names}
+    except OSError:
+        return {}
+
+
+def _known(found: os.stat_result) -> tuple[int, int]:
+    return LINK if stat.S_ISLNK(found.st_mode) else found.st_size, found.st_mtime_ns
+
+
+def _total(listing: Listing) -> int:
+    return sum(size for size, _ in listing.values() if size != LINK)
+
+
+def _listings(folder: Path, pattern: str | None) -> dict[str, Listing]:
+    if pattern is None:
+        whole = _listing(folder)
+        return {"": whole} if whole else {}
+    return {name: _listing(folder / name) for name in sorted(os.listdir(folder)) if not (folder / name).is_symlink()} if folder.is_dir() else {}
+
+
+def _below(folder: Path, name: str) -> Path:
+    return folder / name if name else folder
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if name else folder
+
+
+def _whole(state: StateFolder) -> dict[str, Listing]:
+    """The checkpoints here that count."""
+    if state.pattern is None:
+        return _listings(state.here, None)
+    return {name: _listing(state.here / name) for name, verdict in checkpoints.judged(state.here, state.pattern) if verdict.ok}
+
+
+def _afresh(state: StateFolder, going: Collection[str] | None = ()) -> None:
+    """Clear what a kill left, but for what a copy can resume from (None: any), and for what was moved aside and not yet replaced."""
+    incoming = _incoming(state)
+    incoming.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(incoming):
+        place = _below(state.here, "" if state.pattern is None else name.removesuffix(".old"))
+        if name.endswith(".old") and (not os.path.lexists(place) or (place == state.here and not os.listdir(place))):
+            os.rename(incoming / name, place)
+        elif going is not None and name not in going:
+            delete(incoming / name)
+    state.here.mkdir(parents=True, exist_ok=True)
+
+
+def _ours(path: Path) -> None:
+    """Let a trainer here write to what arrived."""
+    os.chmod(path, os.stat(path).st_mode | (0o700 if path.is_dir() else 0o600))
+    for folder, below, names in os.walk(path):
+        for name in (*below, *names):
+            inner = os.path.join(folder, name)
+            if not os.path.islink(inner):
+                os.chmod(inner, os.stat(inner).st_mode | (0o700 if name in below else 0o600))
+
+
+def _place(source: Path, target: Path, listing: Listing) -> None:
+    """Give what arrived its name, and the times that it has there.  It is on the disk then: there, it may be deleted at any time."""
+    _date(source, listing)
+    for path in (source, *source.rglob("*")):
+        if not path.is_symlink():
+            sync_one(str(path))
+    old = source.with_name(f"{source.name}.old")
+    if os.path.lexists(target):
+        os.rename(target, old)
+    try:
+        os.rename(source, target)
+    except OSError:
+        if os.path.lexists(old):
+            os.rename(old, target)
+        raise
+    sync_one(str(target.parent))
+    if os.path.lexists(old):
+        delete(old)
+
+
+def _date(path: Path, listing: Listing) -> None:
+    for name, (_, changed) in listing.items():
+        os.utime(path / name if name else path, ns=(changed, changed), follow_symlinks=False)
+    if listing and "" not in listing:
+        latest = max(changed for _, changed in listing.values())
+        os.utime(path, ns=(latest, latest))
+
+
+def _incoming(state: StateFolder) -> Path:
+    return state.here.parent / ".incoming" / state.name

@@ -1,0 +1,157 @@
+"""Our folder on a host: directories that are no attempt's, notes, and which outputs lie there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivers.base import DriverError
+
+from ...errors import RecipeError
+from ...storage.content.disk import delete
+from ...storage.content.files import scan
+from ...storage.workspace import Workspace
+from ..link.contact import Contact
+from .host_task import Paths
+
+if TYPE_CHECKING:
+    from ...secrets import Secret
+    from ...storage.signed import Signed
+    from ..transfer.host_store import HostStore
+
+LULL, LULLS = 0.03, 10
+"""Seconds between looks whether other steps run there, and how many, before what a step left is deleted."""
+
+
+class Folder:
+    """On a disk that is ours."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws = ws
+
+    @property
+    def root(self) -> str:
+        """The folder of ours on that host."""
+        return str(self._ws.home)
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        """A directory with these files and nothing else, for a command that is no step's; its script is beside it."""
+        paths = Paths.at(f"{self.root}/attempts/{name}")
+        Path(paths.cwd).mkdir(parents=True)
+        for path, data in files.items():
+            self._ws.write(Path(paths.cwd, path), data)
+        if script is not None:
+            self._ws.write(Path(paths.script), script)
+        return paths
+
+    async def program(self, path: str) -> str:
+        """Where a program of this machine is there; brought if it is not there."""
+        return path
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        """Delete all that there is of an attempt or a scratch directory, and other things of ours."""
+        for path in (*paths, *others):
+            delete(Path(path))
+
+    async def noted(self, path: str) -> bool:
+        """Whether a note was made below the root."""
+        return os.path.exists(f"{self.root}/{path}")
+
+    async def note(self, path: str) -> None:
+        self._ws.write(Path(self.root, path), b"done\n")
+
+    async def free(self) -> tuple[int, int | None]:
+        """Bytes that are free where attempts run, and inodes where that is counted."""
+        found = os.statvfs(f"{self.root}/attempts")
+        return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+    def holds(self, content: str) -> bool:
+        """Whether this output of a step of this run, which is not in our store, is there."""
+        return False
+
+    async def look_for(self, contents: Collection[str]) -> None:
+        """Ask the host which of these it has, that are not in our store."""
+
+    @property
+    def pulls(self) -> bool:
+        """Whether an input from a bucket should come here past this machine: not where our disk is seen."""
+        return False
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+        """Let the host have an input from its bucket: see `HostStore.pull`.  Answers its content; empty where it does not."""
+        return ""
+
+
+class RemoteFolder(Folder):
+    """On a disk of the host's own.  `busy`: whether steps run there."""
+
+    def __init__(self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]) -> None:
+        super().__init__(ws)
+        self._host_store, self._contact, self._busy = host_store, contact, busy
+        self.contents: set[str] = set()
+        """What is there for certain."""
+        self._spent: list[str] = []  # paths there that are not needed any more
+        self._clearing = asyncio.Lock()
+
+    @property
+    def root(self) -> str:
+        return self._host_store.root
+
+    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+        from ..transfer.host_store import Parcel
+
+        parcel = Parcel({path: (data, False) for path, data in files.items()}, beside={} if script is None else {".sh": script})
+        return Paths.at(await self._contact.insist(lambda: self._host_store.stage(name, parcel)))
+
+    async def program(self, path: str) -> str:
+        content = scan(path)
+        await self._contact.insist(lambda: self._host_store.send({content: path}))
+        return self._host_store.path(content)
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        """What steps leave that follow each other closely goes in one go."""
+        self._spent += [*paths, *others]
+        async with self._clearing:
+            for _ in range(LULLS):
+                if self._spent:
+                    await asyncio.sleep(LULL)
+                if not self._busy():
+                    break
+            spent, self._spent = self._spent, []
+            if spent:
+                with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
+                    await self._host_store.remove(spent)
+
+    async def noted(self, path: str) -> bool:
+        return bool(await self._contact.insist(lambda: self._host_store.read(f"{self.root}/{path}", limit=16)))
+
+    async def note(self, path: str) -> None:
+        await self._host_store.note(path)
+
+    async def free(self) -> tuple[int, int | None]:
+        try:
+            return await self._host_store.free(), None
+        except (DriverError, RecipeError):
+            return sys.maxsize, None  # a host that cannot be asked is not called full
+
+    def holds(self, content: str) -> bool:
+        """Whether this output of a step of this run is there."""
+        return content in self.contents
+
+    async def look_for(self, contents: Collection[str]) -> None:
+        """Ask the host which of these it has."""
+        self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))
+
+    @property
+    def pulls(self) -> bool:
+        return not self._host_store.neighbour.reads
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> str:
+        content = await self._contact.insist(lambda: self._host_store.pull(source, known, learn))
+        self.contents.add(content)
+        return content

@@ -1,0 +1,315 @@
+"""Several hosts as one place: an attempt there is one on each of them, which begin together and end together.
+
+Node 0 is the attempt: its outputs, its metrics and its log are taken.  The others have a directory and a log of their own, `NAME.1` and so on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from drivers.base import Command, DriverError, Exit, HostLost, Job
+
+from ...storage.content.disk import delete
+from ...storage.workspace import Workspace
+from . import launch, rendezvous
+from .away import Away
+from .capacity import LONGEST_QUESTION, Capacity, Pick
+from .folder import Folder
+from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
+from .rendezvous import Meeting, Node, together
+from .sites import GRACE, Site
+from .staging import Attempt
+
+if TYPE_CHECKING:
+    from drivers.devices import Device
+
+    from ...storage.checkpoints import Newest
+    from .checkpoint_sync import CheckpointSync
+
+BEGIN: Final = 60.0
+"""Seconds in which all nodes have begun, once each has what it needs."""
+UNTOUCHED: Final = Meeting(0, ())
+
+
+class GroupCapacity(Capacity):
+    """Of several hosts together, one for each node of a step: as much of each; of a head nothing but its place."""
+
+    def __init__(self, members: Sequence[Capacity], heads: int) -> None:
+        first = members[heads]
+        super().__init__(first.machine, lambda: first.devices, None, first._free)
+        self._members, self._heads = members, heads
+
+    def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
+        each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
+        return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
+
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
+        """GPUs of every host, those of node 0 first."""
+        found = list[Pick]()
+        for each in self._members[self._heads :]:
+            found.append(await each.pick(count, [*but, *(device for pick in found for device in pick.devices)]))
+        if all(each.devices for each in found):
+            return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
+        return Pick((), max(each.again for each in found), sum(each.others for each in found))
+
+    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        for rank, each in enumerate(self._members):
+            each.enter(wants if rank >= self._heads else {}, self.share(rank, devices))
+
+    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        for rank, each in enumerate(self._members):
+            each.leave(wants if rank >= self._heads else {}, self.share(rank, devices))
+
+
+class GroupFolder(Folder):
+    """On each of several hosts."""
+
+    def __init__(self, ws: Workspace, members: Sequence[Folder]) -> None:
+        super().__init__(ws)
+        self._members = members
+
+    @property
+    def root(self) -> str:
+        return self._members[0].root
+
+    async def free(self) -> tuple[int, int | None]:
+        return await self._members[0].free()
+
+    def holds(self, content: str) -> bool:
+        return all(each.holds(content) for each in self._members)
+
+    async def look_for(self, contents: Collection[str]) -> None:
+        await together(each.look_for(contents) for each in self._members)
+
+    async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
+        name = Path(paths.cwd).name.partition(".")[0]
+        await together(each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}")) for rank, each in enumerate(self._members))
+
+
+class Group(Site):
+    """A host for each node of a step, in the order of their ranks."""
+
+    def __init__(self, members: Sequence[Away]) -> None:
+        first = members[0]
+        name = ", ".join(each.name for each in members)
+        super().__init__(first.ws, name, first.host, first.capacity.machine, lambda: first.capacity.devices, first.shell)
+        self._members = tuple(members)
+        self._gone: dict[Site, str] = {}
+        self.contact = first.contact
+        self.capacity = GroupCapacity([each.capacity for each in members], int(first.port > 0))
+        self.folder = GroupFolder(first.ws, [each.folder for each in members])
+
+    @property
+    def members(self) -> Sequence[Away]:
+        return self._members
+
+    @property
+    def gone(self) -> Mapping[Site, str]:
+        return self._gone
+
+    def paths(self, attempt: Attempt) -> Paths:
+        return self._members[0].paths(attempt if attempt.called else Attempt(attempt.path, called=f"{Path(attempt.path).name}.0"))
+
+    def described(self, python: str) -> str:
+        return self._members[0].described(python)
+
+    def may_have_made(self, attempt: Attempt, outputs: Sequence[object]) -> bool:
+        return True
+
+    async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
+        await together(each.clear_after(part, states) for each, part in zip(self._members, task.parts, strict=True))
+        for part in task.parts[1:]:
+            delete(Path(part.attempt.path))
+            for ending in (".log", ".metrics", ".host", ".sh"):
+                with contextlib.suppress(FileNotFoundError):
+                    Path(part.attempt.path + ending).unlink()
+
+    # -- attempts
+
+    async def stop(self, job: Job, grace: timedelta) -> None:
+        await self._stop(job.key, grace, range(len(self._members)))
+
+    async def wait(self, job: Job, patience: timedelta) -> Exit | None:
+        """The end of all of them.  One that ended badly ends the others, before it is returned."""
+        ends = await together(each.host.wait(Job(f"{job.key}.{rank}"), patience) for rank, each in enumerate(self._members))
+        over = {rank: exit for rank, exit in enumerate(ends) if exit is not None}
+        if all(_good(exit) for exit in over.values()):
+            return over[0] if len(over) == len(ends) else None
+        going = [rank for rank in range(len(ends)) if rank not in over]
+        await self._stop(job.key, GRACE, going)
+        others = await together(self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going)
+        over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
+        return over[_first(over, UNTOUCHED)]
+
+    async def carry(self, task: HostTask) -> TaskResult:
+        try:
+            return await self._carry(task)
+        except HostLost as error:
+            self._gone = dict(each for each in await together(map(self._missing, self._members)) if each[1]) or {self._members[0]: str(error)}
+            raise
+
+    async def _missing(self, member: Away) -> tuple[Site, str]:
+        """Why a host is not there any more; empty where it is."""
+        try:
+            async with asyncio.timeout(LONGEST_QUESTION):
+                async for _ in member.host.call(("true",)):
+                    pass
+        except (DriverError, TimeoutError) as error:
+            return member, str(error) or f"{member.name} does not answer"
+        return member, ""
+
+    async def _carry(self, task: HostTask) -> TaskResult:
+        met, states = UNTOUCHED, self._states(task)
+        if task.job is None:
+            found = await self._members[0].contact.insist(states.restore) if states is not None else {}
+            try:
+                met = await self._begin(task, found)
+            except TimeoutError:
+                return TaskResult(Exit(None, reason="stopped", detail=f"not all nodes had begun after {BEGIN:.0f} s"))
+            task.job = Job(task.name)
+        else:
+            for part in task.parts:
+                part.job, part.rejoined = Job(part.name, {"log": f"{part.attempt.path}.log"}), True
+        if states is None:
+            return await self._attend(task, met)
+        copying = asyncio.ensure_future(states.run())
+        try:
+            return await self._attend(task, met)
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+            await states.finish()
+
+    def _states(self, task: HostTask) -> CheckpointSync | None:
+        """What copies the checkpoints, which all nodes write together."""
+        if not task.states:
+            return None
+        from .checkpoint_sync import CheckpointSync, OverHostStore
+        from .state_union import OverNodes
+
+        nodes = OverNodes([OverHostStore(each.host_store) for each in self._members], task.say)
+        return CheckpointSync(nodes, task.states, task.round, world=task.processes)
+
+    async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
+        """Give every node what it needs, have them meet, start all.  Whatever goes wrong, none is left running."""
+        pairs = list(zip(self._members, task.parts, strict=True))
+        commands = await together(each.prepare(part, found) for each, part in pairs)
+        nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
+        met = await self._members[0].contact.insist(lambda: rendezvous.meet(nodes, self._members[0].port))
+
+        async def start(each: Away, part: HostTask, command: Command) -> None:
+            part.job = await each.begin(part, _with_port(command, met.port))
+
+        try:
+            async with asyncio.timeout(BEGIN):
+                await together(start(*pair, command) for pair, command in zip(pairs, commands, strict=True))
+        except BaseException:
+            await self._stop(task.name, GRACE, range(len(pairs)))
+            raise
+        return met
+
+    async def _attend(self, task: HostTask, met: Meeting) -> TaskResult:
+        """The end of all.  The first bad one ends the others, and is the end."""
+        bringing: list[Coroutine[object, object, TaskResult]] = []
+        for each, part in zip(self._members, task.parts, strict=True):
+            assert part.job is not None
+            bringing.append(each.attend(part, part.job, None))
+        begun = [asyncio.ensure_future(each) for each in bringing]
+        ending = asyncio.ensure_future(self._end_together(task))
+        try:
+            ends = await asyncio.gather(*begun, return_exceptions=True)
+        finally:
+            for future in (ending, *begun):
+                future.cancel()
+            await asyncio.gather(ending, *begun, return_exceptions=True)
+        errors = [end for end in ends if isinstance(end, BaseException)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, HostLost)), errors[0])
+        brought = [end for end in ends if isinstance(end, TaskResult)]
+        bad = {rank: each.exit for rank, each in enumerate(brought) if not _good(each.exit)}
+        if bad:
+            rank = _first(bad, met)
+            return replace(brought[rank], node=rank)
+        wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
+        return replace(brought[wrong], node=wrong, exit=_sum([each.exit for each in brought]))
+
+    async def _end_together(self, task: HostTask) -> None:
+        """Stop what runs as soon as one node has ended badly, or is gone: the others would wait for it."""
+
+        async def bad(rank: int) -> int:
+            each, job = self._members[rank], Job(task.parts[rank].name)
+            exit: Exit | None = None
+            while exit is None:
+                exit = await each.contact.insist(lambda: each.host.wait(job, FOREVER))
+            if _good(exit):
+                await asyncio.Event().wait()
+            return rank
+
+        ranks = range(len(self._members))
+        waiting = {asyncio.ensure_future(bad(rank)): rank for rank in ranks}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            over = {waiting[future] for future in done}
+            await self._stop(task.name, GRACE, [rank for rank in ranks if rank not in over])
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _stop(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:
+        async def one(rank: int) -> None:
+            with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
+                await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
+
+        await asyncio.gather(*map(one, ranks))
+
+
+def group_of(sites: Sequence[Site]) -> Site:
+    """These hosts as one place, the first of them node 0."""
+    return sites[0] if len(sites) == 1 else Group([site for site in sites if isinstance(site, Away)])
+
+
+def ranked(name: str, rank: int) -> str:
+    """What the others than node 0 have here, beside what bears that name."""
+    return f"{name}.{rank}" if rank else name
+
+
+def _good(exit: Exit) -> bool:
+    return exit.code == 0 and exit.reason == "exit"
+
+
+def _first(bad: Mapping[int, Exit], met: Meeting) -> int:
+    """Which node failed first: not one that was stopped because another had, if there is any other.
+
+    One that was lost, as a host that restarts loses it, is seen to be over only later: what others ended with meanwhile came of that.
+    """
+    own = {rank: exit for rank, exit in bad.items() if exit.reason != "stopped" and not _good(exit)} or bad
+    own = {rank: exit for rank, exit in own.items() if exit.reason == "lost"} or own
+    ahead = dict(enumerate(met.ahead))
+    return min(own, key=lambda rank: (own[rank].ended - ahead.get(rank, 0.0), rank))
+
+
+def _sum(exits: Sequence[Exit]) -> Exit:
+    """All ended well: how long that took, and what they used together."""
+    return exits[0]._replace(
+        started=min(each.started for each in exits),
+        ended=max(each.ended for each in exits),
+        cpu=sum(each.cpu for each in exits),
+        peak_memory=max(each.peak_memory for each in exits),
+        strays=sum(each.strays for each in exits),
+    )
+
+
+def _with_port(command: Command, port: int) -> Command:
+    """The command of one node, now that it is known where they meet."""
+
+    def put(text: str) -> str:
+        return text.replace(launch.PORT, str(port))
+
+    return replace(command, argv=tuple(map(put, command.argv)), env={name: put(value) for name, value in command.env.items()})

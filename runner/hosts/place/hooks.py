@@ -1,0 +1,139 @@
+"""Commands around the steps of a run: setup once per host, health while it runs, cleanup at its end.
+
+A chore runs in an empty directory of its own with the environment of a step; `inputs` and `host` are in scope.  That a setup was done is a note named
+by the digest of its commands below our root on that host (here `.recipe/setup/DIGEST`), so that every host does it once, and again when it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+
+from drivers.base import Command, Exit, HostLost, Job
+
+from ...digest import of_value
+from ...errors import CannotRun
+from ...language.values import Tree
+from ...planning.step import RunSettings, StepSpec
+from . import launch
+from .host_task import FOREVER
+from .sites import GRACE, Site
+
+INSTALL = "environment"
+"""The kind of chore that makes one."""
+LOOK = timedelta(seconds=5)
+"""Time between looks at what a chore prints that is listened to."""
+TAIL = 2 << 10
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+class Hooks:
+    """The hooks of one run on one host.  `fence` is its worker's: what an earlier one began has other names."""
+
+    def __init__(self, site: Site, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
+        self.site, self._run, self._fence, self._settings = site, run, fence, settings
+        self._scope = {"inputs": inputs, "host": site.capacity.seen(None)}
+        self._doing: dict[str, Job] = {}
+        self._stopped: set[str] = set()
+        self._count = 0
+
+    async def setup(self) -> None:
+        """Do what has to be done once.  Raises CannotRun with the end of what it printed."""
+        commands = self._settings.setup
+        if not commands:
+            return
+        digest = of_value("setup", commands)
+        note = f"setup/{digest}"
+        if await self.site.folder.noted(note):
+            return
+        with self.site.ws.locks.hold(f"setup-{of_value('site', [self.site.name, digest])[:32]}"):
+            if await self.site.folder.noted(note):
+                return
+            for command in commands:
+                exit, said = await self.do("setup", command)
+                if exit.reason == "lost":
+                    raise HostLost(f"{self.site.name} was lost in its setup")
+                if exit.code != 0:
+                    raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
+            await self.site.folder.note(note)
+
+    async def cleanup(self) -> list[str]:
+        """Do what is always done at the end; what failed is reported, not raised."""
+        problems = []
+        for command in self._settings.cleanup:
+            try:
+                exit, said = await self.do("cleanup", command)
+            except CannotRun as error:
+                problems.append(f"cleanup failed: {error}")
+                continue
+            if exit.code != 0:
+                problems.append(f"cleanup failed ({_shown(command)}: {_how(exit)}){said}")
+        return problems
+
+    async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
+        """One look at the host; one that takes longer than `seconds` is a bad one."""
+        exit, _ = await self.do("health", command, seconds)
+        return exit.code == 0
+
+    async def stop(self, kind: str = "") -> None:
+        """End the hooks that run, if any do: all, or those of one kind."""
+        self._stopped.add(kind)
+        for name, job in list(self._doing.items()):
+            if name.startswith(kind):
+                await self.site.host.stop(job, GRACE)
+
+    def stopped(self, kind: str) -> bool:
+        """Whether hooks of this kind were stopped: no more start."""
+        return not self._stopped.isdisjoint(("", kind))
+
+    async def do(
+        self,
+        kind: str,
+        command: str | Sequence[Tree],
+        seconds: float | None = None,
+        pass_env: Sequence[str] = (),
+        files: Mapping[str, bytes] = NO_FILES,
+        hear: Callable[[bytes], None] | None = None,
+    ) -> tuple[Exit, str]:
+        """Run one command to its end: its exit, and the end of its output, indented.  `hear` is called with each line soon after it is printed."""
+        self._count += 1
+        name = f"{kind}-{self._run}-{self._fence}-{self._count}"
+        made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
+        script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
+        paths = await self.site.folder.scratch(name, files, script)
+        argv = made.argv if script is None else (*made.argv, paths.script)
+        passed = {name: self.site.ws.environ[name] for name in pass_env if name in self.site.ws.environ}
+        env = {**self.site.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
+        try:
+            job = await self.site.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
+            self._doing[name] = job
+            exit = await self.site.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
+            assert exit is not None
+            said = (await self.site.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
+            return exit, "".join(f"\n  {line}" for line in said.splitlines())
+        finally:
+            self._doing.pop(name, None)
+            await self.site.folder.clear(paths)
+
+    async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
+        """Its end.  A host that is out of sight for a while is asked again: such a chore may take minutes."""
+        host, exit, heard, part = self.site.host, None, 0, b""
+        while exit is None:
+            exit = await self.site.contact.insist(lambda: host.wait(job, LOOK))
+            while data := await self.site.contact.insist(partial(host.log, job, heard)):
+                heard += len(data)
+                *lines, part = (part + data).split(b"\n")
+                for line in lines:
+                    hear(line)
+        return exit
+
+
+def _shown(command: object) -> str:
+    words = " ".join(map(str, command)) if isinstance(command, list) else str(command).strip()
+    return words if len(words) <= 60 else words[:57] + "…"
+
+
+def _how(exit: Exit) -> str:
+    return f"exit {exit.code}" if exit.reason == "exit" and exit.code is not None else exit.reason

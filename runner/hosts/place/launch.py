@@ -1,0 +1,179 @@
+"""Turn a node's spec into what is run: files to write, argv, environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...errors import CannotRun
+from ...language.template import TemplateError
+from ...planning.step import StepSpec
+
+SHIM = "_recipe_world.py"
+PORT = "{MASTER_PORT}"
+"""Stands in a command of several nodes for the port at which they meet: it is chosen when all of them have what they need."""
+
+# Runs inside every process that `accelerate launch` starts: a launcher that came up with fewer processes than were asked for does so silently.
+_SHIM_TEXT = """\
+import os, runpy, sys
+want, got = int(os.environ["RECIPE_WORLD_SIZE"]), int(os.environ.get("WORLD_SIZE", "1"))
+if want != got:
+    sys.exit(f"recipe: {want} processes were asked for and {got} came up; the launcher ignored `processes` (is its config overriding it?)")
+kind, name, *rest = sys.argv[1:]
+sys.argv = [name, *rest]
+if kind == "module":
+    sys.path[0] = os.getcwd()
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+else:
+    sys.path[0] = os.path.dirname(os.path.abspath(name))
+    runpy.run_path(name, run_name="__main__")
+"""
+
+
+class Launch(NamedTuple):
+    """One attempt, rendered."""
+
+    argv: tuple[str, ...]
+    files: Mapping[str, bytes]  # written into the attempt directory first
+    env: Mapping[str, str]
+    script: str | None = None  # a shell script; argv is then what runs it, its path to be appended
+
+
+def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
+    """Render everything of a step.  `scope` has the late names too.  Raises CannotRun naming the leaf that cannot be rendered."""
+    env = {name: _text(value, scope, f"env.{name}") for name, value in spec.env.items() if value is not None}
+    files = {path: _file(path, tree, scope) for path, tree in spec.files.items()}
+    try:
+        if spec.accelerate is not None:
+            files[SHIM] = _SHIM_TEXT.encode()
+            argv, extra = _accelerate(spec.accelerate, scope, python)
+            return Launch(tuple(argv), files, {**extra, **env})
+        run = spec.run
+        if isinstance(run, list):
+            words = [word for word in run if isinstance(word, str) and "{{" not in word]
+            if len(words) < len(run):
+                from ...language.template import argv as render_argv
+
+                words = render_argv(run, scope)
+            if not words:
+                raise CannotRun("its command is empty")
+            return Launch(tuple(words), files, env)
+        assert isinstance(run, str)
+        bash = spec.shell == "bash"
+        if "{{" in run:
+            from ...language.shell import script
+
+            run = script(run, scope, bash=bash)
+        shell = ("bash", "-euo", "pipefail") if bash else ("/bin/sh", "-eu")
+        return Launch(shell, files, env, run)
+    except TemplateError as error:
+        raise CannotRun(str(error), fix=error.fix) from error
+
+
+def plain(spec: StepSpec) -> bool:
+    """Whether a step is rendered the same in every scope: none of its leaves is a template."""
+    run = spec.run
+    if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
+        return False
+    return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
+
+
+def processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
+    """How many processes an `accelerate` block starts on one node: as many as it says, else one for each GPU.  Raises CannotRun."""
+    from ...language.template import render
+
+    try:
+        return int(str(render(block.get("processes"), scope) or max(1, int(scope["host"]["gpus"]))))
+    except (TemplateError, ValueError) as error:
+        raise CannotRun(f"accelerate.processes: {error}") from error
+
+
+def _accelerate(block: Mapping[str, Any], scope: Mapping[str, Any], python: str) -> tuple[list[str], dict[str, str]]:
+    from ...language.template import args, render
+
+    fields = render({k: v for k, v in block.items() if k != "args"}, scope)
+    assert isinstance(fields, dict)
+    gpus = int(scope["host"]["gpus"])
+    nodes, rank = int(scope["nodes"]["count"]), int(scope["node"]["rank"])
+    each = processes(block, scope)
+    world = each * nodes
+    words = [python, "-m", "accelerate.commands.launch"]
+    if fields.get("config"):
+        words += ["--config_file", str(fields["config"])]
+    precision = str(fields.get("mixed_precision") or "no")
+    words += ["--num_processes", str(world), "--num_machines", str(nodes), "--mixed_precision", precision, "--dynamo_backend", "no"]
+    if world > 1:
+        # Also without GPUs: `--cpu --num_processes 2` would silently run one process.
+        words += ["--multi_gpu"]
+    if nodes > 1:
+        words += ["--machine_rank", str(rank), "--main_process_ip", scope["nodes"]["addresses"][0], "--main_process_port", PORT]
+        words += ["--rdzv_backend", "static", "--same_network"]
+    elif world > 1:
+        words += ["--main_process_port", "0"]
+    kind, name = ("module", fields["module"]) if fields.get("module") else ("script", fields["script"])
+    words += [SHIM, kind, str(name)]
+    given = block.get("args")
+    if isinstance(given, Mapping):
+        words += args(given, scope)
+    elif given:
+        from ...language.template import argv as render_argv
+
+        words += render_argv(list(given), scope)
+    env = {"RECIPE_WORLD_SIZE": str(world), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, int(scope["host"]["cpus"]) // each)))}
+    if gpus == 0:
+        env["ACCELERATE_USE_CPU"] = "true"
+    return words, env
+
+
+def _file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
+    from ...language.template import render
+
+    try:
+        value = render(tree, scope)
+    except TemplateError as error:
+        raise CannotRun(f"files.{path}: {error}", fix=error.fix) from error
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    suffix = os.path.splitext(path)[1]
+    if suffix == ".json":
+        return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).encode()
+    if suffix == ".toml" and isinstance(value, dict):
+        return "\n".join(_toml(value, ())).encode() + b"\n"
+    raise CannotRun(
+        f"files.{path}: a mapping or list can be written as .json, .yaml or .toml", fix="give the file one of these suffixes, or its text"
+    )
+
+
+def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
+    """A table as TOML lines: plain values first, then its tables.  Null has no TOML form and is left out."""
+    lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
+    lines += [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in table.items() if value is not None and not isinstance(value, dict)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", *_toml(value, (*name, key))]
+    return lines
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in value.items() if v is not None)}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(value: Any, scope: Mapping[str, Any], what: str) -> str:
+    if isinstance(value, str) and "{{" not in value:
+        return value
+    from ...language.template import evaluate, text_of
+
+    try:
+        return text_of(evaluate(value, scope) if isinstance(value, str) else value)
+    except TemplateError as error:
+        raise CannotRun(f"{what}: {error}", fix=error.fix) from error

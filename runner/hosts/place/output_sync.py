@@ -1,0 +1,93 @@
+"""Brings outputs home while their step still runs, to be looked at: those that say `sync`.
+
+A copy may be of a moment in the middle of a write.  Nothing but eyes reads it: the output itself is taken when the step is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from drivers.base import DriverError
+
+from ...errors import Corrupt, RecipeError
+from ...storage.content.disk import delete
+from ...storage.content.files import Entry
+
+if TYPE_CHECKING:
+    from ..transfer.host_store import HostStore
+
+
+class Synced(NamedTuple):
+    """One output: its path in the attempt, whether it is a folder, and the seconds between two looks."""
+
+    path: str
+    folder: bool
+    every: float
+
+
+async def follow(host_store: HostStore, there: str, here: str, partial: str, outputs: Sequence[Synced], say: Callable[[str], None]) -> None:
+    """Bring `outputs` of the attempt at `there` into the directory `here`, until cancelled.  `partial` is a path of ours on the same disk as `here`.
+
+    Each is shown once, when it came for the first time.  A host that does not answer, and a file that changed on its way, are asked for next time.
+    """
+    had: dict[str, str] = {}
+    due = {output: time.monotonic() + output.every for output in outputs}
+    try:
+        while True:
+            await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
+            for output in [output for output, at in due.items() if at <= time.monotonic()]:
+                try:
+                    content = await _bring(host_store, there, here, partial, output, had.get(output.path, ""))
+                    if content and output.path not in had:
+                        say(f"{output.path} as it is so far: {os.path.relpath(here)}/{output.path}")
+                    had[output.path] = content or had.get(output.path, "")
+                except (DriverError, Corrupt):
+                    pass  # who waits for the step's end says that a host is out of sight
+                except RecipeError as error:  # no room here: the step itself is not to be disturbed
+                    say(f"{output.path} is not brought before the step ends: {error}")
+                    return
+                due[output] = time.monotonic() + output.every
+    finally:
+        _clear(partial)
+
+
+async def _bring(host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str) -> str:
+    """Its content now; empty when there is nothing yet.  What has not changed since the last time is not sent again."""
+    taken = (await host_store.take(there, [(output.path, output.folder)])).outputs[output.path]
+    if not taken.content or taken.content == had:
+        return taken.content
+    target = Path(here, output.path)
+    await asyncio.to_thread(_seed, target, f"{partial}.coming", taken.entries)
+    await host_store.fetch(f"{there}/{output.path}", taken, partial)
+    await asyncio.to_thread(_swap, Path(partial), target)
+    return taken.content
+
+
+def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
+    """Begin with the files of the last time that are still in it: the host_store keeps those that are right, and goes on where a file has grown."""
+    _clear(coming.removesuffix(".coming"))
+    if not last.is_dir():
+        return
+    for entry in entries:
+        old = last / entry.path
+        if entry.kind in "fx" and old.is_file() and not old.is_symlink() and old.stat().st_size <= entry.size:
+            new = Path(coming, entry.path)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.link(old, new)
+
+
+def _swap(new: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        delete(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(new, target)
+
+
+def _clear(partial: str) -> None:
+    for path in (partial, f"{partial}.coming"):
+        delete(Path(path))

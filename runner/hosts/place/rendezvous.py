@@ -1,0 +1,228 @@
+"""Nodes that are to work together, before their command begins: a port on the first, whether they reach each other, what of theirs must be alike.
+
+On every node a program listens and says what it has; then each dials all the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from drivers.base import NOTHING, Argv, Rejected
+
+from ...errors import CannotRun
+
+_T = TypeVar("_T")
+SKEW: Final = 1.0
+"""Seconds by which clocks may differ and still count as alike: to tell a host the time takes a part of that."""
+AWAY: Final = 1.0
+"""Seconds in which it is seen that a host went away that could not be dialled."""
+ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
+"""Versions that must be the same on all nodes, and what people call them."""
+
+# Listens until its input ends.  First one line: the port, the time, and the versions of torch and of the CUDA that it was built for.
+# Nothing is imported: torch takes seconds to begin.
+LISTEN: Final = r"""
+import importlib.util, json, os, random, re, socket, sys, threading, time
+from importlib.metadata import PackageNotFoundError, version
+listening = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def ports(): # below those that the kernel gives to connecting programs: one of them may be taken again before the command listens there
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            most = min(int(file.read().split()[0]), 30000)
+    except (OSError, ValueError):
+        most = 0
+    if most > 20100:
+        yield from random.sample(range(20000, most), 50)
+    yield 0
+for port in [int(sys.argv[2])] if int(sys.argv[2]) else ports():
+    try:
+        listening.bind(("", port))
+        break
+    except OSError:
+        if port in (0, int(sys.argv[2])):
+            raise
+listening.listen(64)
+def accept():
+    kept = []
+    while True:
+        kept.append(listening.accept())
+threading.Thread(target=accept, daemon=True).start()
+have = {}
+try:
+    have["torch"] = version("torch")
+    where = importlib.util.find_spec("torch")
+    with open(os.path.join(os.path.dirname(where.origin), "version.py")) as file:
+        built = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]*)['\"]", file.read(), re.MULTILINE)
+    have["cuda"] = built.group(1) if built else ""
+except (PackageNotFoundError, OSError, AttributeError, TypeError):
+    pass
+print(json.dumps([listening.getsockname()[1], time.time(), have]), flush=True)
+sys.stdin.buffer.read()
+os._exit(0)
+"""
+
+# Dials [address, port] pairs, all at once, one second for each: what went wrong with each of them, or "".
+DIAL: Final = r"""
+import json, socket, sys
+from concurrent.futures import ThreadPoolExecutor
+def dial(pair):
+    try:
+        socket.create_connection(tuple(pair), 1).close()
+    except OSError as error:
+        return str(error) or "no answer in 1 s"
+    return ""
+pairs = json.loads(sys.argv[1])
+with ThreadPoolExecutor(len(pairs)) as pool:
+    print(json.dumps(list(pool.map(dial, pairs))))
+"""
+
+
+class Asked(Protocol):
+    """What runs programs on a host."""
+
+    def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
+        """See `drivers.base.Host`."""
+        ...
+
+
+class Node(NamedTuple):
+    """One of several hosts that work together."""
+
+    name: str
+    host: Asked
+    address: str
+    python: str
+    compared: bool
+    """Whether its Python is the one that the command runs with, so that its packages matter."""
+
+
+class Meeting(NamedTuple):
+    """What was found out."""
+
+    port: int
+    """Free on the first node a moment ago."""
+    ahead: Sequence[float]
+    """Seconds by which the clock of each node is ahead of ours; 0 where it is about the same."""
+
+
+class _Said(NamedTuple):
+    port: int
+    ahead: float
+    have: Mapping[str, str]
+
+
+async def together(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
+    """What all of them answer; the first error ends the others."""
+    tasks = [asyncio.ensure_future(each) for each in doing]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
+    """Have the nodes look for each other.  `port`: the one of the first node that is dialled, and no other is; 0: all dial all.
+
+    Raises CannotRun where they cannot work together, DriverError.
+    """
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    said: list[asyncio.Future[_Said]] = [loop.create_future() for _ in nodes]
+    listening = asyncio.ensure_future(
+        together(_listen(node, answer, over, 0 if rank else port) for rank, (node, answer) in enumerate(zip(nodes, said, strict=True)))
+    )
+    try:
+        telling = asyncio.gather(*said)
+        either: set[asyncio.Future[Any]] = {listening, telling}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not telling.done():
+            telling.cancel()
+            listening.result()  # raises: one that had said its port went away before another had
+        answers = await telling
+        _compare(nodes, answers)
+        dialled = range(1 if port else len(nodes))
+        try:
+            await together(_dial(rank, [n for n in dialled if n != rank], nodes, answers) for rank in range(len(nodes)))
+        except CannotRun:
+            await asyncio.wait({listening}, timeout=AWAY)
+            if listening.done():
+                listening.result()  # raises why the one that was dialled does not listen any more
+            raise
+        over.set()
+        await listening
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+    return Meeting(answers[0].port, [each.ahead for each in answers])
+
+
+async def free(node: Node, port: int) -> None:
+    """See to it that a program could listen at a port of a host now.  Raises CannotRun, DriverError."""
+    over = asyncio.Event()
+    over.set()
+    said: asyncio.Future[_Said] = asyncio.get_running_loop().create_future()
+    await _listen(node, said, over, port)
+    said.result()
+
+
+async def _listen(node: Node, answer: asyncio.Future[_Said], over: asyncio.Event, port: int) -> None:
+    async def input() -> AsyncIterator[bytes]:
+        await over.wait()
+        return
+        yield b""
+
+    line = b""
+    try:
+        async for data in node.host.call((node.python, "-c", LISTEN, node.address, str(port)), input()):
+            line += data
+            if line.endswith(b"\n") and not answer.done():
+                port, now, have = json.loads(line.splitlines()[-1])  # a Python may greet
+                ahead = now - time.time()
+                answer.set_result(_Said(port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}))
+        if not answer.done():
+            raise CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
+    except Exception as error:
+        if answer.done():
+            raise
+        if port and isinstance(error, Rejected) and "OSError" in str(error):
+            why = str(error).strip().rpartition("\n")[2]
+            taken = CannotRun(
+                f"nothing can listen at port {port} of {node.name}: {why}", fix="end what uses it there, or name another `port` of the head"
+            )
+            return answer.set_exception(taken)
+        strange = CannotRun(f"{node.python} on {node.name} does not listen: it said {line[:200]!r}")
+        answer.set_exception(strange if isinstance(error, ValueError) else error)
+    return None
+
+
+async def _dial(rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
+    if not others:
+        return
+    pairs = json.dumps([[nodes[n].address, answers[n].port] for n in others])
+    said = b"".join([data async for data in nodes[rank].host.call((nodes[rank].python, "-c", DIAL, pairs))])
+    for n, why in zip(others, json.loads(said), strict=True):
+        if why:
+            raise CannotRun(
+                f"node {rank} cannot reach {nodes[n].address}:{answers[n].port} ({nodes[rank].name} dials node {n}, {nodes[n].name}: {why})",
+                fix="open the ports between the nodes, or give the host the `address` at which the others reach it",
+            )
+
+
+def _compare(nodes: Sequence[Node], answers: Sequence[_Said]) -> None:
+    for package, called in ALIKE.items():
+        for n, answer in enumerate(answers):
+            first, other = (each.have.get(package, "") for each in (answers[0], answer))
+            if first != other:
+                raise CannotRun(
+                    f"the nodes have different versions of {called}: {first or 'none'} on node 0 ({nodes[0].name}), "
+                    f"{other or 'none'} on node {n} ({nodes[n].name})",
+                    fix="install the same packages on all of them, or let the recipe's lock say what is needed (`recipe lock`)",
+                )

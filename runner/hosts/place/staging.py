@@ -1,0 +1,416 @@
+"""Make an attempt directory and take its results.
+
+An attempt sees what its step declared, under the same relative names on every driver: code and small files as copies, large files and trees as links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from ...errors import CannotRun
+from ...paths import escapes, heads
+from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
+from ...storage.content.digest_cache import DigestCache
+from ...storage.content.disk import delete, overwrite
+from ...storage.content.files import Changed, Content, Unhashable, scan
+from ...storage.content.objects import Objects
+from .spare_dirs import Scrap, Spare
+
+Mark: TypeAlias = tuple[int, int, int]
+"""Inode, size, time of the last change."""
+_LOOKED_AT = 10_000
+"""Files of an attempt among which an output that was not made is looked for."""
+SMALL = 64 << 10
+"""Files up to this size are copied into an attempt, larger ones linked: bytes."""
+HEAVY = 8 << 20
+"""Bytes of an output from which on it is taken beside the loop."""
+
+
+class OutputProblem(Exception):
+    """What a command left is not what its step declares."""
+
+
+class Workdir:
+    """The directory of an attempt while it is filled: each folder is made once, and what an earlier attempt left is written over.
+
+    At `path`, where nothing is before `begin`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._made: dict[str, None] = {}  # folders, each after the one it is in
+        self._scrap: Scrap | None = None
+        self._spare: list[str] = []  # files of an earlier attempt, to be written over
+        self._aside = 0  # spare files that had a name which was wanted
+        self._idle: dict[str, None] = {}  # folders of an earlier attempt that were not asked for yet
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._made)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Those in it that were made here, each after the one it is in."""
+        return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
+
+    def begin(self, scrap: Scrap | None = None) -> None:
+        """Make it, or take one that an earlier attempt left."""
+        self._scrap = scrap
+        spare = scrap.take(self._path) if scrap is not None else None
+        if spare is not None:
+            self._made[self._path] = None
+            self._idle = {f"{self._path}/{folder}": None for folder in spare.folders}
+            self._spare = [f"{self._path}/{name}" for name in spare.files]
+            return
+        try:
+            os.mkdir(self._path, 0o700)
+        except FileNotFoundError:
+            os.makedirs(self._path, 0o700, exist_ok=True)
+        self._made[self._path] = None
+
+    def place(self, name: str, whole: Sequence[Container[str]]) -> str:
+        """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to: `whole`."""
+        if ".." in name or name[0] == "/":
+            if escapes(name):
+                raise CannotRun(f'"{name}" leaves the attempt directory')
+            name = posixpath.normpath(name)
+        target = f"{self._path}/{name}"
+        parent = target[: target.rindex("/")]
+        if parent not in self._made:
+            self._make(parent, whole)
+        if target in self._spare:  # the name is wanted, the file is still spare
+            self._set_aside(target)
+        elif target in self._idle:
+            for name in [name for name in self._spare if name.startswith(f"{target}/")]:
+                self._set_aside(name)
+            for folder in [folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")]:
+                os.rmdir(folder)
+                del self._idle[folder]
+        return target
+
+    def _set_aside(self, spare: str) -> None:
+        self._spare.remove(spare)
+        self._aside += 1
+        self._spare.append(f"{self._path}/.spare-{self._aside}")
+        os.rename(spare, self._spare[-1])
+
+    def _make(self, folder: str, whole: Sequence[Container[str]]) -> None:
+        name = folder[len(self._path) + 1 :]
+        if any(name in each for each in whole):
+            raise CannotRun(
+                f'something is to be put into "{name}", which the step is given as a whole: it would be written into the original',
+                fix="write it elsewhere, or give the step single files instead of the folder",
+            )
+        above = folder[: folder.rindex("/")]
+        if above not in self._made:
+            self._make(above, whole)
+        if folder in self._idle:
+            del self._idle[folder]
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+        self._made[folder] = None
+
+    def put(self, target: str, data: bytes, *, executable: bool) -> Mark:
+        """A small file of our own making."""
+        if self._scrap is not None and not executable:
+            if self._spare:
+                os.rename(self._spare.pop(), target)
+                return _mark(overwrite(target, data))
+            if self._scrap.take_file(target):
+                return _mark(overwrite(target, data))
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755 if executable else 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(handle, view) :]
+            return _mark(os.fstat(handle))
+        finally:
+            os.close(handle)
+
+    def ready(self) -> None:
+        """Everything is staged: nothing of an earlier attempt may be left."""
+        for name in self._spare:
+            self._scrap.give_file(name) if self._scrap is not None else os.unlink(name)
+        for folder in reversed(self._idle):
+            os.rmdir(folder)
+        self._spare, self._idle = [], {}
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt directory and what was put there."""
+
+    path: str
+    called: str = ""  # its name on the host that it runs on, where that is another
+    staged: dict[str, Mark] = field(default_factory=dict)  # name -> what the file system says of our copy
+    links: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> the caller's file or tree that it is a link to, and its content
+    objects: dict[str, str] = field(default_factory=dict)  # name -> the stored object that it is a link to
+    sources: dict[str, str] = field(default_factory=dict)  # caller's file that was copied -> the content that stands in the key
+    doubtful: list[str] = field(default_factory=list)  # caller's files that were not what the key says when they were staged
+    _tiny: list[str] = field(default_factory=list)  # outputs that the store has a copy of
+    _taken: dict[str, Content] = field(default_factory=dict)  # outputs whose files are links to stored objects
+    folder: Workdir = field(init=False)
+    """It, while it is filled."""
+
+    def __post_init__(self) -> None:
+        self.folder = Workdir(self.path)
+
+    def place(self, name: str) -> str:
+        """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
+        return self.folder.place(name, (self.links, self.objects))
+
+    def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
+        """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
+        if name in self.staged or self._linked(at, name):
+            return  # two patterns of the recipe name one file, or one names the folder that it is in
+        target = self.place(name)
+        found = os.stat(source)
+        if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
+            with open(source, "rb", buffering=0) as file:
+                data = file.read(found.st_size + 1)
+                if len(data) != found.st_size:
+                    data += file.readall()
+            self.staged[name] = self.folder.put(target, data, executable=bool(found.st_mode & 0o100))
+            if content is not None:
+                self.sources[at] = content
+            return
+        os.symlink(os.path.realpath(source), target)
+        now = cache.content_of(at)
+        if now is None or now != (content or now):
+            self.doubtful.append(at)
+        self.links[name] = (at, now or "")
+
+    def recall_path(self, cache: DigestCache, at: str, content: str, name: str) -> bool:
+        """What `add_path` of an earlier worker put there: whether it is what stands in the key, and its source, too."""
+        if name in self.staged or self._linked(at, name):
+            return True
+        target = f"{self.path}/{name}"
+        if os.path.islink(target):
+            self.links[name] = (at, content)
+        else:
+            self.sources[at] = content
+            if not self._recall_copy(content, name):
+                return False
+        return _content_now(cache, at) == content
+
+    def recall_object(self, content: str, name: str) -> bool:
+        """The same of what `add_object` put there."""
+        if os.path.islink(f"{self.path}/{name}") or not os.path.lexists(f"{self.path}/{name}"):  # one that its host has, and we have not
+            self.objects[name] = content
+            return True
+        return self._recall_copy(content, name)
+
+    def _recall_copy(self, content: str, name: str) -> bool:
+        target = f"{self.path}/{name}"
+        self.staged[name] = _look(target) or (0, 0, 0)
+        return os.path.isfile(target) and scan(target) == content
+
+    def _linked(self, at: str, name: str) -> bool:
+        """Whether a file of the caller's is there already, in a folder that is linked as a whole."""
+        return any(self.links[head][0] + name[len(head) :] == at for head in (heads(name) if self.links else ()) if head in self.links)
+
+    def add_object(self, objects: Objects, content: str, name: str) -> None:
+        """An output of an earlier step."""
+        target = self.place(name)
+        small = objects.small(Content(content))
+        if small is None:
+            objects.stage(Content(content), Path(target))
+            self.objects[name] = content
+        else:
+            self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
+
+    def add_bytes(self, data: bytes, name: str) -> None:
+        with open(self.place(name), "wb") as file:
+            file.write(data)
+
+    def prepare_outputs(self, outputs: Sequence[OutputSpec]) -> None:
+        for _, path, flags in outputs:
+            target = self.place(path)
+            if flags & DIRECTORY:
+                os.makedirs(target, exist_ok=True)
+
+    def tampered(self, cache: DigestCache, objects: Objects) -> str:
+        """Which input is not what the step was given, in words; empty when all are.
+
+        It alone can have changed a copy or an object, and it or its caller what it read in place.
+        """
+        changed = [name for name, mark in self.staged.items() if _look(f"{self.path}/{name}") != mark]
+        here = {name: content for name, content in self.objects.items() if os.path.islink(f"{self.path}/{name}")}  # another may be at its host alone
+        changed += [name for name, content in here.items() if not objects.intact(Content(content))]
+        if changed:
+            return f"it changed its input {changed[0]}"
+        changed = [name for name, (at, content) in self.links.items() if _content_now(cache, at) != content]
+        return f"it, or another process meanwhile, changed its input {changed[0]}" if changed else ""
+
+    def stale(self, cache: DigestCache) -> list[str]:
+        """Sources that are no longer, or were not, what the key says: what the step read is not certain."""
+        try:
+            return self.doubtful + [at for at, now in cache.contents(self.sources).items() if now != self.sources[at]]
+        except Changed as error:
+            return [*self.doubtful, error.path]
+
+    def heavy(self, outputs: Sequence[OutputSpec]) -> bool:
+        """Whether taking the outputs would hold up the caller that waits for it."""
+        for _, path, _flags in outputs:
+            try:
+                found = os.stat(f"{self.path}/{path}")
+            except OSError:
+                continue
+            if found.st_size > HEAVY or stat.S_ISDIR(found.st_mode):
+                return True
+        return False
+
+    def collect(self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()) -> dict[str, str]:
+        """Take every output into the store: output name -> content.  Raises OutputProblem naming all that is wrong.
+
+        All of it stays here until `retire`, so that a worker that comes after a kill can do the same again.
+        """
+        wrong: list[str] = []
+        found: dict[str, str] = {}
+        kept = tuple(below_state)
+        for name, path, flags in outputs:
+            target = f"{self.path}/{path}"
+            try:
+                here = os.lstat(target)
+            except OSError:
+                if not flags & OPTIONAL:
+                    wrong.append(f"declared output {path} was not made{self._elsewhere(path)}")
+                continue
+            if self._leads_out(path, kept):
+                wrong.append(f"declared output {path} is behind a link that leads out of the attempt directory")
+                continue
+            plain = stat.S_ISREG(here.st_mode)
+            if flags & NONEMPTY and (here.st_size == 0 if plain else _empty(target)):
+                wrong.append(f"declared output {path} is empty, which the recipe forbids")
+                continue
+            if flags & DIRECTORY and (plain or not os.path.isdir(target)):
+                wrong.append(f"declared output {path}/ is not a directory")
+                continue
+            try:
+                if stat.S_ISLNK(here.st_mode) or (kept and any(path == k or path.startswith(k + "/") for k in kept)):
+                    content = scan(target)
+                    objects.put(Path(os.path.realpath(target)), content, move=False)
+                elif plain and (tiny := objects.tiny.remember(target, here)) is not None:
+                    content = tiny
+                    self._tiny.append(path)
+                else:
+                    content = self._taken[path] = objects.take(target, here if plain else None)
+            except Unhashable as error:
+                wrong.append(str(error).replace(self.path + "/", ""))
+                continue
+            found[name] = content
+        if wrong:
+            raise OutputProblem("; ".join(wrong))
+        return found
+
+    def _elsewhere(self, path: str) -> str:
+        """Where the command made a file of this name instead."""
+        name, looked = posixpath.basename(path), 0
+        for at, folders, files in os.walk(self.path):
+            found = os.path.relpath(f"{at}/{name}", self.path)
+            if (name in files or name in folders) and found not in self.staged:
+                return f"; {found} was made: did the script cd?"
+            looked += len(files)
+            if looked > _LOOKED_AT:
+                break
+        return ""
+
+    def whole(self, outputs: Sequence[OutputSpec]) -> bool:
+        """Whether every output that has to be there is."""
+        return all(os.path.lexists(f"{self.path}/{path}") for _, path, flags in outputs if not flags & OPTIONAL)
+
+    def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
+        """Whether a folder above an output is a link to somewhere else; a state, where outputs may lie, is one of ours."""
+        links = [head for head in heads(path)[1:] if os.path.islink(f"{self.path}/{head}") and head not in kept]
+        root = f"{os.path.realpath(self.path)}/"
+        return any(not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links)
+
+    def taken(self) -> dict[str, str]:
+        """Outputs that a host was moving among its objects when a worker died: name -> content."""
+        try:
+            with open(f"{self.path}.taken", encoding="utf-8") as file:
+                return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
+        except FileNotFoundError:
+            return {}
+
+    def note(self, name: str, content: str) -> None:
+        """Write down, beside the attempt, what an output is that its host is about to move: see `taken`."""
+        with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
+            file.write(f"{name}\t{content}\n")
+
+    def retire(self, scrap: Scrap, objects: Objects) -> Callable[[], None] | None:
+        """The directory is done with: a spare for the next attempt if it holds what we put there and nothing else, or else to be deleted.
+
+        First it loses its name, so that no worker that comes after a kill takes what is left of it for all that the command made.  Answers what
+        remains to be done when that may take a while.
+        """
+        try:
+            gone = scrap.named(self.path)
+        except FileNotFoundError:
+            return None
+        if any(content[0] == "t" for content in self._taken.values()):
+            return partial(self._delete, gone, objects)
+        if self.folder.begun and not self.links and not self.objects:
+            self._release(gone, objects)
+            with contextlib.suppress(OSError):  # something of it is gone, or cannot be read
+                if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
+                    return None
+        self._delete(gone, objects)
+        return None
+
+    def _delete(self, gone: str, objects: Objects) -> None:
+        self._release(gone, objects)
+        delete(Path(gone))
+
+    def _release(self, gone: str, objects: Objects) -> None:
+        for path in list(self._taken):
+            objects.release(self._taken.pop(path), f"{gone}/{path}")
+
+
+def undeclared(log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]) -> str | None:
+    """A workspace file whose name a failed command printed, also as a path in its attempt directory, and that its step did not declare."""
+    import re
+
+    have = set(declared)
+    for word in re.findall(r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")):
+        name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
+        # A program may call what it was given by its last name: inputs/dataset/rows.csv is rows.csv to it.
+        inside = any(name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have)
+        if not name.startswith(("/", "..", ".recipe")) and name != "." and name not in have and not inside and (workspace / name).exists():
+            return name
+    return None
+
+
+def _mark(found: os.stat_result) -> Mark:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _look(path: str) -> Mark | None:
+    try:
+        return _mark(os.stat(path))
+    except OSError:
+        return None
+
+
+def _content_now(cache: DigestCache, at: str) -> str:
+    """What a caller's path holds; empty when there is nothing, or nothing that holds still."""
+    try:
+        return cache.content_of(at) or ""
+    except Changed:
+        return ""
+
+
+def _empty(path: str) -> bool:
+    if os.path.isdir(path):
+        with os.scandir(path) as items:
+            return next(items, None) is None
+    return os.path.getsize(path) == 0

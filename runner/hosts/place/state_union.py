@@ -1,0 +1,127 @@
+"""The state of an attempt on several nodes is what all of them wrote: one folder here, the whole of it on each before it goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from drivers.base import HostLost, Rejected
+
+from ...storage.content import files
+from ...storage.content.disk import delete
+from ..transfer.download import Taken
+from ..transfer.host_store import Vanished
+from .checkpoint_sync import Look, OverHostStore
+from .rendezvous import together
+
+_T = TypeVar("_T")
+
+
+class OverNodes:
+    """`checkpoint_sync.Away` over the nodes of one attempt, by rank.
+
+    A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
+    """
+
+    def __init__(self, nodes: Sequence[OverHostStore], say: Callable[[str], None]) -> None:
+        self._nodes, self._say = nodes, say
+        self._warned: set[str] = set()
+        self.partial = False
+
+    async def look(self, path: str) -> Look:
+        """What any node has; of a file that several have, that of the first."""
+        looks = await self._each(lambda node: node.look(path))
+        merged: dict[str, tuple[int, int]] = {}
+        for look in reversed(list(looks.values())):
+            merged.update(look.files)
+        return _room(merged, list(looks.values()))
+
+    async def held(self, path: str) -> Look:
+        """What every node has in the same bytes, with the time that the first knows; of a folder in the state all or nothing."""
+        looks = list((await self._each(lambda node: node.look(path))).values())
+        first, others = looks[0], looks[1:]
+        same = {name: known for name, known in first.files.items() if all(each.files.get(name, ())[:1] == known[:1] for each in others)}
+        for top in sorted({name.partition("/")[0] for name in same}):
+            if len({each.content for each in (await self._taken(f"{path}/{top}")).values()}) > 1:
+                same = {name: known for name, known in same.items() if name.partition("/")[0] != top}
+        return _room(same, looks)
+
+    async def bring(self, path: str, target: Path) -> int:
+        taken = {rank: each for rank, each in (await self._taken(path)).items() if each.content}
+        if not taken:
+            raise Rejected(f"{path} is gone")
+        (first, whole), *others = taken.items()
+        size = await self._nodes[first].fetch(path, whole, target)
+        have = {entry.path: entry for entry in whole.entries}
+        for rank, each in others:
+            new = [entry for entry in each.entries if entry.path not in have]
+            if other := [entry.path for entry in each.entries if entry.path in have and entry != have[entry.path] and entry.kind in "fx"]:
+                self._differ(path, other, first, rank)
+            if new and whole.content[0] == each.content[0] == "t":
+                size += await self._add(rank, path, each, new, target)
+            have |= {entry.path: entry for entry in new}
+        return size
+
+    async def put(self, source: Path, path: str) -> int:
+        return sum((await self._each(lambda node: node.put(source, path))).values())
+
+    async def remove(self, paths: Sequence[str]) -> None:
+        await self._each(lambda node: node.remove(paths))
+
+    async def _taken(self, path: str) -> dict[int, Taken]:
+        async def taken(node: OverHostStore) -> Taken:
+            try:
+                return await node.taken(path)
+            except Vanished:
+                self.partial = True
+                return Taken()
+
+        return await self._each(taken)
+
+    async def _add(self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path) -> int:
+        """Bring what only this node has, and put it beside the rest."""
+        part = Path(f"{target}.node-{rank}")
+        delete(part)
+        some = replace(taken, entries=tuple(new), content=files.tree_id(new), size=sum(entry.size for entry in new if entry.kind in "fx"))
+        size = await self._nodes[rank].fetch(path, some, part)
+        for entry in new:
+            place = target / entry.path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if entry.kind == "d":
+                place.mkdir(exist_ok=True)
+            else:
+                os.rename(part / entry.path, place)
+        delete(part)
+        return size
+
+    def _differ(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
+        called = path.rpartition("/")[2]
+        if called not in self._warned:
+            self._warned.add(called)
+            some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            self._say(f"{called} has other bytes on node {rank} than on node {first} in {some or called}: those of node {first} are kept")
+
+    async def _each(self, ask: Callable[[OverHostStore], Awaitable[_T]]) -> dict[int, _T]:
+        """What each node answers, by rank, but those that are lost."""
+        lost: list[HostLost] = []
+
+        async def one(rank: int) -> tuple[int, _T] | None:
+            try:
+                return rank, await ask(self._nodes[rank])
+            except HostLost as error:
+                lost.append(error)
+                self.partial = True
+                return None
+
+        found = await together(map(one, range(len(self._nodes))))
+        if len(lost) == len(found):
+            raise lost[0]
+        return dict(each for each in found if each is not None)
+
+
+def _room(known: dict[str, tuple[int, int]], looks: Sequence[Look]) -> Look:
+    tightest = min(looks, key=lambda look: look.free)
+    return Look(known, tightest.free, tightest.total)

@@ -1,0 +1,440 @@
+"""Leases on machines: the only caller of a driver's `acquire`, `release` and `leases`.
+
+Every rent is an intent, its effect, a record, and a proof: the row in the ledger comes first, so that a machine is known before it is there; an order
+whose reply is lost or cannot be read is looked for in two listings before anything else is rented; a lease is GONE only once nothing is billed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+from drivers import load
+from drivers.base import (
+    Accounted,
+    Charging,
+    Denied,
+    Driver,
+    DriverError,
+    Host,
+    HostLost,
+    Lease,
+    Need,
+    NoCapacity,
+    Offer,
+    Order,
+    Prolonging,
+    Queueing,
+    Rejected,
+    Resources,
+    Traits,
+    Unreachable,
+    Unsure,
+    Vital,
+    Wish,
+)
+
+from ... import extensions
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...logs import Log
+from ...retry import OnRetry, nothing, retry_async
+from ...storage.crash import crashpoint
+from ...storage.records.ledger import LeaseRow, Ledger
+from ..link.contact import LONG, SOON, patient
+from .budget import Budget
+from .money import ENDING, committed
+from .resting import FAILED, RESTS, TAKEN, denial, denied
+
+_T = TypeVar("_T")
+RENEW: Final = 3600.0
+"""Seconds after which a lease is asked for another term."""
+SLOW: Final = 600.0
+"""Seconds after which a machine that comes up is spoken of."""
+OVERDUE: Final = "its time is over"
+"""Why a machine is given back that is past its time."""
+TAKEN_AWAY: Final = "it was taken away"
+"""How the reason begins for which a spot machine was given back that the provider took."""
+QUARTER: Final = "a quarter of an hour"
+OURS: Final = ("container_engine", "engine_args", "container_args", "idle", "market", "confirm", "least", "term", "secrets")
+"""Settings of a driver's table that are not the driver's, unless it takes them."""
+
+_log = Log("leases")
+
+Heard: TypeAlias = Callable[[str, LeaseRow], None]
+"""Called with each move of a lease: the state before, and the lease as it is now."""
+
+
+def driver_of(name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = "") -> Driver:
+    """The driver with these settings, `hosts` and `python` instead of those in them.  Raises CannotRun, Invalid for a setting that is wrong."""
+    given = dict(settings)
+    if hosts:
+        given["hosts"] = list(hosts)
+    if python:
+        given["python"] = python
+    if name == "loopback":
+        given.setdefault("root", f"{home}/loopback")
+    try:
+        make = load(name, extensions.drivers(name))
+        takes = inspect.signature(make).parameters
+        made: Driver = make(**{key: value for key, value in given.items() if key in takes or key not in OURS})
+    except TypeError as error:
+        fix = "see `recipe config` and docs/remote-hosts.md"
+        raise CannotRun(f"the driver {name} does not take these settings: {error}", fix=fix) from error
+    except (NoCapacity, Rejected) as error:
+        fix = f"correct `[drivers.{name}]`: `recipe config` shows it and the file that it is in"
+        if isinstance(error, NoCapacity):  # a place that the provider does not have
+            raise Infrastructure(str(error), fix=fix) from error
+        raise Invalid([Problem("driver-setting", str(error), fix=fix)]) from error
+    except Denied as error:
+        raise CannotRun(str(error)) from error
+    return made
+
+
+def rents(name: str) -> bool:
+    """Whether what a driver gives costs money, as far as that can be said without its settings."""
+    traits: Traits = getattr(load(name, extensions.drivers(name)), "traits", Traits(priced=True))
+    return traits.priced
+
+
+async def _vitals(driver: Driver, name: str, row: LeaseRow) -> str:
+    """What the provider says of a machine, as the end of a sentence."""
+    said = ""
+    if isinstance(driver, Vital):
+        with suppress(DriverError):
+            said = await driver.vitals(lease_of(row))
+    return f" ({name} says: {said})" if said else ""
+
+
+class Leases:
+    """The leases of one run, of one driver.  `holder` is this process, as the ledger knows it."""
+
+    def __init__(self, driver: Driver, name: str, ledger: Ledger, run: str, workspace: str, heard: Heard = lambda _before, _row: None) -> None:
+        self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = driver, name, ledger, run, workspace, heard
+        self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
+        self.stack = ""
+        """The stack of the run, as the ledger calls it."""
+        self.say: Callable[[str], None] = lambda _text: None
+        self.settings: Mapping[str, object] = {}
+        """Of the driver: when they change, a provider that denied an order is asked again."""
+        self._waits = ""
+        self._asked_again = False  # it was said that a host is asked again and again
+        self._ending: set[str] = set()
+        self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
+
+    @property
+    def most(self) -> float:
+        """How many machines may be rented at once, whatever other runs have."""
+        return min(self.driver.traits.hosts_at_once or math.inf, self.budget.limits.get("machines", math.inf))
+
+    async def offers(self, wish: Wish) -> Sequence[Offer]:
+        """What would satisfy `wish`.  Raises DriverError."""
+        return await self.call(partial(self.driver.offers, wish))
+
+    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+        """Rent what was offered: a lease that is COMING, or None when it cannot be had any more.
+
+        `shares`: among how many machines what is left of the run's limit is shared.  What is being given back counts up to its end until it is proved
+        to be gone, so that is waited for.  Raises DriverError, CannotRun when it does not pay for this.
+        """
+        while short := self.budget.pays(need, offer, shares):
+            if not self._ending:
+                raise CannotRun(short, fix="raise the limit, or take a preset that needs less")
+            await asyncio.sleep(self.driver.traits.poll.total_seconds())
+        until = self.budget.until(0.0 if offer.queued else offer.price, self.budget.left(), shares)
+        row = self.intent(need, offer, until)
+        self.ledger.ask(row)
+        crashpoint("lease-intended")
+        self.heard("", row)
+        return await self.order(row, until)
+
+    def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
+        """A lease that is about to be asked for."""
+        return LeaseRow(
+            os.urandom(8).hex(), self.name, self.run, self.workspace, plain(need), self.holder, "ASKED", plain(offer), until.timestamp(), offer.price
+        )._replace(asked=time.time(), stack=self.stack)
+
+    async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
+        """Carry out an intent: a lease that is COMING, or None when it cannot be had any more.  Raises DriverError."""
+        offer = offer_of(row)
+        lease: Lease | None
+        try:
+            order = Order(offer, row.key, until, row.kept, need_of(row).image)
+            lease = await retry_async(partial(self.driver.acquire, order), patient(LONG))
+        except (NoCapacity, Denied, Rejected) as error:
+            if error.lease is None:
+                why = denial(self.settings, await _account(self), str(error)) if isinstance(error, Denied) else f"{TAKEN}: {error}"
+                self._move(row, "GONE", reason=why)
+            else:  # refused, and yet there: it is given back
+                await self.release(self._move(row, "COMING", lease=plain(error.lease)), str(error))
+            if isinstance(error, NoCapacity):
+                return None
+            raise
+        except Unsure as error:
+            lease = error.lease or await self._find(row)
+        except DriverError:
+            raise  # it did not get through: the intent stays until a listing has shown that nothing came of it
+        except Exception as error:  # an unreadable reply
+            _log.error("the reply to the order %s cannot be read: %s", row.key, error)
+            lease = await self._find(row)
+        if lease is None:
+            self._move(row, "GONE", reason="it was never rented: two listings lack it")
+            return None
+        crashpoint("lease-asked")
+        row = self._move(row, "COMING", lease=plain(lease))
+        crashpoint("lease-recorded")
+        return row
+
+    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        """Wait for the machines of a lease.  Raises HostLost, after the lease was given back, when it is gone or does not come up in time."""
+        traits, began = self.driver.traits, time.monotonic()
+        deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
+        while not (hosts := await self._hosts(row)):
+            if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
+                slow, words = False, f"it has been coming up for {SLOW / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
+                self.say(f"{self.name} {row.key}: {words}; it is given up after {traits.comes_up.total_seconds() / 60:g}")
+                self.heard("COMING", row._replace(reason=words))
+            if time.monotonic() > deadline:
+                late = f"{FAILED} within {traits.comes_up.total_seconds() / 60:g} minutes{await _vitals(self.driver, self.name, row)}"
+                await self.release(row, late)
+                raise HostLost(late)
+            if isinstance(self.driver, Queueing) and self.driver.waits != self._waits:
+                self._waits = self.driver.waits
+                self.say(self._waits)
+            await asyncio.sleep(traits.poll.total_seconds())
+        if row.state == "COMING":
+            row = self._move(row, "UP")
+            crashpoint("lease-up")
+        return row, hosts
+
+    async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
+        ours = row.state == "UP" and not row.price  # a host that costs nothing, and on which a step of this run may be running
+
+        def waiting(error: Exception) -> None:
+            if ours and not self._asked_again:
+                self._asked_again = True
+                words = "then the run goes on without it (at once, if it is taken out of the settings)"
+                self.say(f"{error}; steps of this run may be running there: it is asked again for {QUARTER}, {words}")
+
+        try:
+            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG, waiting)
+        except Unreachable as error:
+            if not ours:
+                raise
+            raise HostLost(f"it could not be reached for {QUARTER}: {error}") from error
+        except HostLost as error:
+            taken = row.state == "UP" and offer_of(row).market == "spot"
+            await self.release(row, f"{TAKEN_AWAY}: {error}" if taken else str(error) if row.state == "UP" else f"{FAILED}: {error}")
+            raise
+
+    async def release(self, row: LeaseRow, reason: str) -> bool:
+        """Give a lease back.  True once it is proved that nothing is billed; else it stays RELEASING, for the next who looks.  Raises DriverError."""
+        if row.state != "RELEASING":
+            row = self._move(row, "RELEASING", reason=reason)
+            crashpoint("release-intended")
+        self._ending.add(row.key)
+        try:
+            if not await self._given_back(row, reason):
+                return False
+        finally:
+            self._ending.discard(row.key)
+        crashpoint("release-proved")
+        self._move(row, "GONE")
+        return True
+
+    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
+        """Whether nothing of a lease is billed any more."""
+        # A place that costs nothing ends by itself, and its host may be gone for good.
+        lease = lease_of(row) if row.lease else await self._find(row, LONG if self.driver.traits.priced else SOON)
+        return lease is None or await ended(self, partial(self.driver.release, lease))
+
+    async def adopt(self) -> list[LeaseRow]:
+        """Take over what earlier workers of this run had: the leases that are COMING or UP.  What they were giving back goes, or is asked for again.
+
+        So does what is past its time, unless nothing but us ends it and there is money for more.  Raises DriverError.
+        """
+        kept = []
+        for found in self.ledger.of_run(self.run):
+            if found.state == "GONE" or found.driver != self.name:
+                continue
+            row = self.ledger.take(found, self.holder)
+            if row.state == "ASKED":
+                row = await self._looked_for(row)
+            if row.price and row.state in ("COMING", "UP") and row.until <= time.time() and self.driver.traits.ends == "nothing":
+                row = await self.renew(row)
+            if row.state == "RELEASING" or (self.driver.traits.priced and row.price and row.state in ("COMING", "UP") and row.until <= time.time()):
+                with suppress(DriverError):  # asked again by `again`
+                    await self.release(row, OVERDUE)
+            elif row.state in ("COMING", "UP"):
+                self.heard(row.state, row)
+                kept.append(row)
+        return kept
+
+    async def _looked_for(self, row: LeaseRow) -> LeaseRow:
+        """What came of an intent of an earlier worker: COMING, or GONE."""
+        lease = await self._find(row)
+        return self._move(row, "GONE", reason="it was never rented") if lease is None else self._move(row, "COMING", lease=plain(lease))
+
+    def inherit(self, row: LeaseRow) -> None:
+        """Note a lease that a worker of another machine had for this run: `adopt` looks for it."""
+        if row.driver == self.name and row.key not in self.ledger.states(self.name):
+            self.ledger.ask(row._replace(holder=self.holder))
+
+    async def renew(self, row: LeaseRow) -> LeaseRow:
+        """Keep a lease for another term, where the driver can."""
+        price = 0.0 if offer_of(row).queued else row.price
+        until = self.budget.until(price, self.budget.left(row.key) - committed(row.price, row.asked, time.time()))
+        if until.timestamp() <= max(row.until, time.time() + ENDING):  # of one past its time, where nothing is left
+            return row
+        if self.driver.traits.replays:
+            row = self.ledger.extend(row, until.timestamp())
+            order = Order(offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image)
+            await self.call(partial(self.driver.acquire, order))
+        elif self.driver.traits.ends == "nothing":
+            row = self.ledger.extend(row, until.timestamp())
+        elif isinstance(self.driver, Prolonging):
+            row = self.ledger.extend(row, until.timestamp())
+            await self.call(partial(self.driver.prolong, lease_of(row), until))
+        return row
+
+    async def again(self) -> list[LeaseRow]:
+        """Ask once more for the end of what this process is giving back.  Answers what is there still."""
+        left = []
+        for row in self.ledger.of_run(self.run):
+            if row.state == "RELEASING" and row.holder == self.holder and row.key not in self._ending:
+                with suppress(DriverError):
+                    if await self.release(row, row.reason):
+                        continue
+                left.append(row)
+        return left
+
+    async def denied(self) -> None:
+        """Raises Denied while the provider rests that refused the last order to this account with these settings."""
+        row = self.ledger.last(self.name)
+        if row is not None and denied(row, time.time()) and row.reason.startswith(begins := denial(self.settings, await _account(self), "")):
+            again = f"it is asked again with other settings of [drivers.{self.name}], or in {RESTS['denied'] / 60:g} minutes"
+            raise Denied(f"{row.reason.removeprefix(begins)} ({again})")
+
+    def taken_away(self) -> int:
+        """How many spot machines the provider took away from this run, whichever worker had them."""
+        return sum(row.reason.startswith(TAKEN_AWAY) for row in self.ledger.of_run(self.run))
+
+    def accrue(self) -> None:
+        """Note what the machines of this process have cost so far."""
+        for row in self.ledger.of_run(self.run):
+            if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
+                self.ledger.accrue(row)
+
+    async def charges(self) -> None:
+        """Note what the provider has charged for the machines of this run, where it says so.  Raises DriverError."""
+        if not isinstance(self.driver, Charging):
+            return
+        for row in self.ledger.of_run(self.run):
+            if row.lease and row.driver == self.name and not row.machine:  # of a kept machine the provider tells all that it ever cost
+                since = datetime.fromtimestamp(row.asked, UTC)
+                if charged := await self.call(partial(self.driver.charges, lease_of(row), since)):
+                    self.ledger.charge(row, sum(charge.usd for charge in charged))
+
+    async def listed(self, row: LeaseRow) -> bool:
+        """Whether the provider has the machine of a lease still.  Raises DriverError."""
+        return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
+
+    async def strangers(self) -> list[Lease]:
+        """Machines that bear our mark and that the ledger does not know.  One that is listed although it is GONE is ended.  Raises DriverError."""
+        found = await self.call(self.driver.leases)
+        states = self.ledger.states(self.name)
+        for lease in found:
+            if states.get(lease.key) == "GONE":
+                await self.call(partial(self.driver.release, lease))
+        return [lease for lease in found if lease.key not in states]
+
+    async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
+        """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
+        left = []
+        for row in self.ledger.of_run(self.run):
+            if row.state != "GONE" and row.holder == self.holder and (keys is None or row.key in keys):
+                try:
+                    if not await self.release(row, reason):
+                        left.append((row, "it is there still"))
+                except DriverError as error:
+                    left.append((row, str(error)))
+        return left
+
+    async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
+        """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""
+        for again in (False, True):
+            if again:
+                await asyncio.sleep(self.driver.traits.settles.total_seconds())
+            for lease in await self.call(self.driver.leases, tries):
+                if lease.key == row.key:
+                    return lease
+        return None
+
+    def _move(self, row: LeaseRow, after: Any, *, lease: Mapping[str, object] | None = None, reason: str = "") -> LeaseRow:
+        moved = self.ledger.move(row, after, lease=lease, reason=reason)
+        _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
+        self.heard(row.state, moved)
+        return moved
+
+    async def call(self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing) -> _T:
+        """The answer of a driver.  One that cannot be read is no answer: it is asked again, like a driver that cannot be reached."""
+
+        async def readable() -> _T:
+            try:
+                return await ask()
+            except DriverError:
+                raise
+            except Exception as error:
+                raise Unreachable(f"the reply of {self.name} cannot be read: {type(error).__name__}: {error}") from error
+
+        return await retry_async(readable, patient(tries), on_retry=on_retry)
+
+
+async def ended(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Whether the provider ends a machine, or stops it, asked a few times.  Raises DriverError."""
+    for tried in range(SOON):
+        if tried:
+            await asyncio.sleep(leases.driver.traits.poll.total_seconds())
+        gone = await leases.call(ask)
+        if gone:
+            break
+    crashpoint("release-asked")
+    return gone
+
+
+async def _account(leases: Leases) -> Sequence[tuple[str, str]]:
+    """What the provider says of the account now, where it can be asked."""
+    with suppress(DriverError):
+        return await leases.call(leases.driver.account) if isinstance(leases.driver, Accounted) else ()
+    return ()
+
+
+def plain(value: Need | Offer | Lease) -> dict[str, object]:
+    """What a driver gave, or was asked, as it is stored: without what is not said."""
+    return {name: inner for name, inner in asdict(value).items() if inner not in (None, "", {})}
+
+
+def lease_of(row: LeaseRow) -> Lease:
+    """What the driver gave."""
+    given: Any = row.lease
+    return Lease(**given)
+
+
+def offer_of(row: LeaseRow) -> Offer:
+    """What was offered."""
+    given: Any = row.offer
+    return Offer(**{**given, "resources": Resources(**given.get("resources", {}))})
+
+
+def need_of(row: LeaseRow) -> Need:
+    """What it was rented for."""
+    given: Any = row.need
+    return Need(**given)

@@ -1,0 +1,148 @@
+"""What providers would rent for a need, and which of it would be taken.  Rents nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from drivers import DRIVERS, FREE
+from drivers.base import Closing, Driver, DriverError, Excluding, Listing, Offer, Rejected, Wish
+
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...retry import retry_async
+from ...storage.workspace import Workspace
+from ..link.contact import SOON, patient
+from .leases import driver_of
+
+RUNNERS_UP: Final = 2
+CONFIRM: Final = 2.0
+"""US dollars above which a person is asked, where the driver's setting `confirm` does not say otherwise."""
+ENDS: Final = {
+    "provider": "the provider ends it at its time",
+    "machine": "it ends itself at its time",
+    "stops": "it ends itself at its time if its key allows, else it stops and its disk is billed on",
+    "nothing": "nothing ends it when this program is dead",
+}
+FIRST_USE: Final = "the first host key that it shows is believed"
+UNSAID: Final = "totals are without egress: what would be brought home is not known before the first run"
+VIRTUAL: Final = "what is rented is a virtual machine, which boots no image of a container"
+
+
+class Shelf(NamedTuple):
+    """What one driver offers for one wish, the cheapest first.  `excluded`: why it left out how many; `failed`: why it could not be asked."""
+
+    driver: str
+    wish: Wish
+    offers: Sequence[Offer] = ()
+    excluded: Mapping[str, int] = {}
+    ends: str = ""
+    failed: str = ""
+
+    @property
+    def total(self) -> float | None:
+        """US dollars for the first offer, as `total` has it; None where that is not known."""
+        return total(self.offers[0], self.wish) if self.offers else None
+
+    def unsaid(self) -> str:
+        """That totals lack what egress costs, where some offer charges for it and its size is not known; empty otherwise."""
+        lacks = self.wish.hours is not None and self.wish.home is None and any(offer.egress_price for offer in self.offers)
+        return UNSAID if lacks else ""
+
+    def left_out(self) -> str:
+        """What was left out and why, by count; empty when nothing was."""
+        return left_out(self.excluded)
+
+
+def egress(offer: Offer, home: int | None) -> float:
+    """US dollars for so many bytes that leave a machine; 0 where their number is not known."""
+    return offer.egress_price * (home or 0) / 1e9
+
+
+def total(offer: Offer, wish: Wish) -> float | None:
+    """US dollars for a machine as long as it is wanted, and for what is brought home from it; None where the time is not known."""
+    return None if wish.hours is None else offer.price * wish.hours + egress(offer, wish.home)
+
+
+def cheapest(offers: Sequence[Offer], wish: Wish) -> Sequence[Offer]:
+    """The same by their totals: in the driver's order where the time or the size is not known, or egress costs the same everywhere."""
+    hours, home = wish.hours, wish.home
+    if hours is None or not home or len({offer.egress_price for offer in offers}) < 2:
+        return offers
+    return sorted(offers, key=lambda offer: offer.hourly * hours + egress(offer, home))
+
+
+def left_out(excluded: Mapping[str, int]) -> str:
+    """Why offers were left out, by count; empty when none was."""
+    count = sum(excluded.values())
+    return f"{count} left out: {', '.join(f'{count} {why}' for why, count in excluded.items())}" if count else ""
+
+
+def renting(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
+    """The driver of that name, if what it has costs money; `hosts` instead of those in its settings.  Raises RecipeError."""
+    driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
+    return driver if driver is not None and _costs(driver) else None
+
+
+def _costs(driver: Driver) -> bool:
+    return driver.traits.priced or driver.traits.billed
+
+
+def priced(ws: Workspace, asked: str) -> dict[str, Driver]:
+    """The drivers that were asked for, as `all` or by their names; a cluster without prices only by its name.
+
+    Raises CannotRun for one that rents nothing.
+    """
+    if asked != "all":
+        found = {name: driver_of(name, ws.config.driver(name), (), str(ws.home)) for name in asked.split(",") if name not in FREE}
+        free = [name for name in asked.split(",") if name in FREE or not (_costs(found[name]) or found[name].traits.allocates)]
+        if free:
+            raise CannotRun(f"the driver {free[0]} rents nothing", fix="`recipe offers --driver all` asks those that do")
+        return found
+    able: dict[str, Driver] = {}
+    for name in {*DRIVERS, *ws.config.drivers} - {*FREE}:
+        try:
+            if (driver := renting(ws, name)) is not None:
+                able[name] = driver
+        except CannotRun:
+            continue  # what it needs is not installed
+    return dict(sorted(able.items()))
+
+
+async def update(drivers: Mapping[str, Driver]) -> dict[str, str]:
+    """Fetch the newest prices of those that offer by a list: name -> what it is now.  Raises Infrastructure where one cannot be fetched."""
+    try:
+        return {name: await driver.update() for name, driver in drivers.items() if isinstance(driver, Listing)}
+    except DriverError as error:
+        raise Infrastructure(str(error), fix="`recipe offers` without --update goes by the prices that are known") from error
+
+
+async def shelves(asking: Mapping[str, tuple[Driver, Sequence[Wish]]]) -> list[Shelf]:
+    """What each driver offers for each wish that it is asked.  Raises Infrastructure when none of them could be asked, Invalid."""
+    found = []
+    for name, (driver, wishes) in asking.items():
+        for wish in wishes:
+            try:
+                offers = cheapest(await retry_async(partial(driver.offers, wish), patient(SOON)), wish)
+                excluded = driver.excluded if isinstance(driver, Excluding) else {}
+                image = wish.need.image and not driver.traits.images and f"{wish.need.image} runs in a container engine there: {VIRTUAL}"
+                trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
+                ends = "; ".join(words for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image) if words)
+                found.append(Shelf(name, wish, offers, dict(excluded), ends))
+            except Rejected as error:
+                raise Invalid([Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]) from error
+            except DriverError as error:
+                found.append(Shelf(name, wish, failed=str(error)))
+        if isinstance(driver, Closing):
+            await driver.aclose()
+    if found and all(shelf.failed for shelf in found):
+        raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
+    return found
+
+
+def to_confirm(ws: Workspace, found: Sequence[Shelf], limit: float | None, machines: int = 1) -> float | None:
+    """What all wishes cost together, in US dollars, with so many machines for each, where that is more than is spent without asking."""
+    usd = sum(shelf.total or 0.0 for shelf in found) * machines
+    usd = usd if limit is None else min(usd, limit)
+    most = min((float(ws.config.driver(shelf.driver).get("confirm", CONFIRM)) for shelf in found), default=CONFIRM)
+    return usd if usd > most else None

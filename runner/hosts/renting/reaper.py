@@ -1,0 +1,169 @@
+"""What becomes of leases whose run is not at work: a pure decision, and the giving back.  Touches no lease of a run that lives or may be resumed.
+
+By itself it ends what was being given back, what is past its time, what belongs to a run that is over, and, where places cost nothing, what a dead
+run had: giving that back ends no job.  A machine that costs money and was a dead run's is only spoken of: a training may be on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from drivers.base import Closing, DriverError, Lease
+
+from ...errors import NotFound, RecipeError
+from ...storage.records.ledger import LeaseRow, Ledger, NotOurs, of_user, of_workspace
+from ...storage.records.runs import is_over
+from ...storage.records.store import Store, home
+from ...storage.workspace import Workspace
+from .budget import TERM
+from .kept import KeptLeases
+from .leases import OVERDUE, Leases, driver_of, plain
+
+RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
+"""Of a run: at work, or about to be submitted; ended by itself; without a worker; not known to its workspace; never submitted, on a free place."""
+
+AT_WORK: Final = "its run is at work"
+DEAD: Final = "the worker of its run is gone"
+UNKNOWN: Final = "its workspace does not know its run"
+NEVER: Final = "its run was never begun"
+KEPT: Final = "it is kept for the stack"
+"""How the reason begins for which a machine is left alone that a stack keeps, or keeps running."""
+
+
+class Fate(NamedTuple):
+    """What becomes of a lease."""
+
+    end: bool
+    why: str
+
+
+def fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
+    """Whether a lease is to be ended by itself, and why, or why not."""
+    if row.kept and row.state != "RELEASING":
+        return Fate(False, f"{KEPT} {row.stack}")
+    if row.until <= now:
+        return Fate(True, OVERDUE)
+    if row.machine and not row.run and row.state != "RELEASING":
+        return Fate(False, f"{KEPT} {row.stack}, until {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.until))}")
+    if run_status == "live":
+        return Fate(False, AT_WORK)
+    if row.state == "RELEASING":
+        return Fate(True, "it was being given back")
+    if run_status == "over":
+        return Fate(True, "its run is over")
+    if run_status == "dead":
+        return Fate(not row.price, DEAD)
+    return Fate(True, NEVER) if run_status == "never" else Fate(False, UNKNOWN)
+
+
+def run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
+    """How the run of a lease stands, by its workspace.  With runs in a database, `gone` is also one that is not submitted yet."""
+    root = home(Path(row.workspace), environ)
+    try:
+        with Store.open(root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace) as store:
+            try:
+                found = store.runs.get(row.run)
+            except NotFound:
+                found = None
+            if store.runs.live(row.run):
+                return "live"
+            if found is None:
+                return "gone" if row.price or environ.get("RECIPE_RUNS") else "never"
+            return "over" if is_over(found, store.runs.tallies([row.run])[row.run]) else "dead"
+    except RecipeError:
+        return "gone"
+
+
+def judged(rows: Iterable[LeaseRow], environ: Mapping[str, str]) -> list[tuple[LeaseRow, Fate]]:
+    """Each lease and what becomes of it."""
+    now = time.time()
+    return [(row, fate(row, run_status(row, environ), now)) for row in rows]
+
+
+async def end(leases: Leases, row: LeaseRow, why: str) -> str:
+    """Give back a lease that another process held.  Answers why it is there still; empty when it is proved gone."""
+    try:
+        taken = leases.ledger.take(row, leases.holder)
+        return "" if await leases.release(taken, why) else "the provider has not ended it yet"
+    except NotOurs:
+        return ""  # another reaper was faster
+    except DriverError as error:
+        return str(error)
+
+
+async def tidy(leases: Leases, environ: Mapping[str, str]) -> list[str]:
+    """At the beginning of a run: end what is to be ended, of the same driver.  Answers what a person should know of the rest."""
+    said = []
+    for row, (ends, why) in judged(leases.ledger.living(), environ):
+        if row.run == leases.run:
+            continue
+        if why.startswith(KEPT):
+            continue
+        ours, tell = (row.driver, row.stack) == (leases.name, leases.stack), bool(row.price)  # a stack may have another account
+        if ours and row.lease and why in (DEAD, UNKNOWN) and leases.driver.traits.allocates:
+            tell = await leases.listed(row)  # what runs there would end with it, and it ends itself when it is idle
+            ends = not tell
+        if ends and ours:
+            if left := await end(leases, row, why):
+                said.append(f"the lease {row.key} of {row.driver} could not be given back: {left}")
+        elif tell and why != AT_WORK:
+            said.append(f"{described(row, time.time())}: {why}; it is left alone, and `recipe reap {row.key}` ends it")
+    if leases.driver.traits.priced:
+        with suppress(DriverError):  # the run itself meets what is wrong
+            said += [f"{unknown(lease)}; `recipe reap --adopt {lease.key}` enters it in the ledger" for lease in await leases.strangers()]
+    return said
+
+
+def enter(ledger: Ledger, lease: Lease, workspace: str) -> None:
+    """Enter a machine that bears our mark and that the ledger does not know, as a lease of no run: it is kept until it is ended by name."""
+    now = time.time()
+    offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
+    until = now + TERM.total_seconds()
+    row = LeaseRow(lease.key, lease.driver, "", workspace, {}, "recipe reap", "ASKED", offer, until, lease.price, asked=now)
+    ledger.ask(row)
+    ledger.move(row, "COMING", lease=plain(lease), reason="it was found at the provider")
+
+
+def unknown(lease: Lease, installation: str | None = None) -> str:
+    """A machine that bears our mark, or that of another installation, and that the ledger does not know, as people read it."""
+    cost = f"${24 * lease.price:.2f} a day" if lease.price else "what it costs is not known"
+    mark = "our mark" if installation is None else f"the mark of {installation}"
+    return f"{lease.driver} {lease.key} (machine {lease.id}) bears {mark}, and no lease is known of it: {cost}"
+
+
+def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
+    """`tidy` for a run that has nothing to do, on a stack where one is named.  No driver is made where no lease is known."""
+    said: list[str] = []
+    for path in (of_user(ws.environ), of_workspace(ws.home)):
+        with Ledger.open(path, read_only=True) as ledger:
+            known = ledger.living(name)
+        if known:
+            driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
+            with Ledger.open(path) as ledger:
+                leases = KeptLeases(driver, name, ledger, "", str(ws.root))
+                leases.stack = ws.config.stack(stack).id if stack else ""
+                said += asyncio.run(_closed(leases, ws.environ))
+    return said
+
+
+async def _closed(leases: Leases, environ: Mapping[str, str]) -> list[str]:
+    try:
+        return await tidy(leases, environ)
+    finally:
+        if isinstance(leases.driver, Closing):
+            await leases.driver.aclose()
+
+
+def described(row: LeaseRow, now: float) -> str:
+    """A lease as people read it: what, whose, and what it costs."""
+    if row.kept:
+        hours = max(0.0, now - row.asked) / 3600
+        return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), its disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
+    hours = max(0.0, now - (now if row.paid_from is None else row.paid_from)) / 3600
+    cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far" if row.price else "costs nothing"
+    return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

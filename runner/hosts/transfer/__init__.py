@@ -1,0 +1,1 @@
+"""Bytes between here and one host: contents and trees, each sent once."""

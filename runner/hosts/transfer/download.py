@@ -1,0 +1,279 @@
+"""Brings files and trees home from one host, which is not trusted: names are checked before anything is written, sizes counted, every byte hashed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+from drivers.base import Unreachable
+
+from ...agent.neighbours import copy
+from ...agent.trees import digest_of
+from ...errors import Corrupt, Infrastructure
+from ...language.units import about
+from ...storage.content.files import Entry, no_space
+from ..link.read_range import chunks
+from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, chunks_of, rest
+from .manifests import folders, untrusted
+
+LEAST, FILES = 1 << 20, 4096
+"""Bytes and files that are asked for at once, at least and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What an output is.  `content` is empty when there is none: then `problem` says why, or it is empty too and nothing is there."""
+
+    content: str = ""
+    entries: tuple[Entry, ...] = ()
+    """A tree's manifest; of a file one entry with an empty path."""
+    size: int = 0
+    problem: str = ""
+
+
+class _Span(NamedTuple):
+    """Bytes of a file that are still to come."""
+
+    entry: Entry
+    start: int
+    size: int
+
+
+class Fetch:
+    """One file or tree on its way home.  What is not here yet are `holes` in files; an earlier try that ended leaves files with holes."""
+
+    def __init__(self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False) -> None:
+        """`near`: the path there is one that we see, too."""
+        self._wire, self._path, self._taken, self._target = wire, path, taken, target
+        self._seen = near
+        self._near = f"{target}.coming"
+        self._tree = taken.content[:1] == "t"
+        self._missing = {entry.path: entry for entry in taken.entries if entry.kind in "fx"}
+        self._holes: dict[str, list[_Span]] = {}
+        self._hashed: dict[str, str] = {}
+        """Files that came in one piece, with the digest of what came."""
+
+    async def run(self) -> None:
+        if self._tree and (trouble := untrusted(self._taken.entries)):
+            raise Corrupt(f"{self._wire.name}: {trouble}", fix="look at who that host is")
+        try:
+            await self._begin()
+            with self._wire.measured(f"from {self._wire.name}", self._owed()) as meter:
+                await self._all(meter)
+            self._finish()
+        except OSError as error:
+            raise no_space(error, os.fspath(error.filename or self._target)) from error
+
+    async def _all(self, meter: Meter) -> None:
+        idle = 0
+        while self._missing:
+            owed = self._owed() + len(self._missing)
+            meter.done = meter.total - self._owed()
+            trouble: BaseException | None = await self._round(meter)
+            await self._judge()
+            idle = 0 if self._owed() + len(self._missing) < owed else idle + 1
+            if idle >= TRIES and isinstance(trouble, Unreachable):
+                raise trouble
+            if idle >= TRIES:
+                raise self._changed(next(iter(self._missing.values()))) from trouble
+            await asyncio.sleep(rest(idle))
+
+    def _owed(self) -> int:
+        """Bytes that are still to come."""
+        return sum(span.size for spans in self._holes.values() for span in spans)
+
+    def _at(self, entry: Entry) -> str:
+        return f"{self._near}/{entry.path}" if self._tree else self._near
+
+    async def _begin(self) -> None:
+        """Make the folders; what an earlier try brought is kept as far as it is right."""
+        if self._tree:
+            os.makedirs(self._near, exist_ok=True)
+            for folder in folders(self._taken.entries):
+                os.makedirs(f"{self._near}/{folder}", exist_ok=True)
+        elif parent := os.path.dirname(self._near):
+            os.makedirs(parent, exist_ok=True)
+        for entry in self._missing.values():
+            self._holes[entry.path] = [_Span(entry, 0, entry.size)]
+        if self._seen:
+            await asyncio.to_thread(self._copy)
+        here = [entry for entry in self._missing.values() if os.path.lexists(self._at(entry))]
+        await asyncio.gather(*(self._look(entry) for entry in here))
+        free = os.statvfs(os.path.dirname(self._near) or ".")
+        if (needed := self._owed()) > free.f_bavail * free.f_frsize:
+            have = about(free.f_bavail * free.f_frsize)
+            raise Infrastructure(
+                f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
+            )
+
+    def _copy(self) -> None:
+        """Take what the disk that we see, too, shows of them.  It may show less than the host has, or older bytes: they are judged as all are."""
+        for entry in self._missing.values():
+            if not os.path.lexists(self._at(entry)):
+                with contextlib.suppress(OSError):
+                    copy(f"{self._path}/{entry.path}".rstrip("/"), self._at(entry))
+
+    async def _look(self, entry: Entry) -> None:
+        """Of a file that is here find out what is right: all, nothing, or, of a large one, which chunks."""
+        near = self._at(entry)
+        size = os.lstat(near).st_size
+        if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
+            del self._missing[entry.path]
+            del self._holes[entry.path]
+            return
+        if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(near):
+            os.unlink(near)
+            self._holes[entry.path] = [_Span(entry, 0, entry.size)]
+            return
+        folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
+        asked = self._wire.ask("chunks", folder, name, self._wire.chunk, "", "", 0, read=chunks_of)
+        try:
+            (_, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, near, size, self._wire.chunk))
+        except Gone:
+            raise self._changed(entry) from None
+        wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
+        if not wrong:
+            raise self._changed(entry)
+        starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
+        self._holes[entry.path] = [_Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts]
+
+    async def _judge(self) -> None:
+        """Which files are whole now, and which of those are right.  Of a wrong one it is found out what is."""
+        whole = [entry for entry in self._missing.values() if not self._holes[entry.path]]
+        hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
+
+        async def judge(entry: Entry) -> None:
+            if (hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))) == entry.value:
+                del self._missing[entry.path]
+                del self._holes[entry.path]
+            else:
+                await self._look(entry)
+
+        await asyncio.gather(*(judge(entry) for entry in whole))
+
+    async def _round(self, meter: Meter) -> BaseException | None:
+        """Ask once for all that is missing, on a few streams.  Answers what broke the connection, if anything did."""
+        jobs = [partial(self._bring, spans, meter) for spans in self._jobs()]
+        return await self._wire.side_by_side(jobs, self._owed())
+
+    def _jobs(self) -> list[list[_Span]]:
+        """What is asked for at once: a large file alone, or, on a long way, a chunk of it; small ones together, first: a cut costs least."""
+        spans = sorted((span for spans in self._holes.values() for span in spans), key=lambda span: span.size)
+        most = max(LEAST, self._owed() // MOST) if self._wire.far else self._owed()
+        found: list[list[_Span]] = []
+        room = 0
+        for span in spans:
+            if self._wire.far and span.size > self._wire.chunk:
+                self._holes[span.entry.path].remove(span)
+                cut = [span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at)) for at in _steps(span, self._wire.chunk)]
+                self._holes[span.entry.path] += cut
+                found += [[each] for each in cut]
+                continue
+            if not found or span.size > room or len(found[-1]) == FILES:
+                found.append([])
+                room = most
+            found[-1].append(span)
+            room -= span.size
+        return found
+
+    async def _bring(self, spans: Sequence[_Span], meter: Meter) -> None:
+        """Some bytes, from one answer."""
+        sink = _Sink([(span, self._at(span.entry)) for span in spans])
+        folder = self._path if self._tree else os.path.split(self._path)[0]
+        wanted = [(span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size) for span in spans]
+        stream = cast("AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far))
+        try:
+            async with contextlib.aclosing(stream):
+                async for data in stream:
+                    meter.add(len(data))
+                    if not sink.feed(data):
+                        break
+        except Infrastructure as error:
+            if sink.position == 0:
+                raise CorruptReply from error
+        finally:
+            sink.close()
+            for span, came in sink.came:
+                self._note(span, came)
+            self._hashed.update(sink.hashed)
+
+    def _note(self, span: _Span, came: int) -> None:
+        """So many bytes of a span came."""
+        holes = self._holes[span.entry.path]
+        holes.remove(span)
+        if came < span.size:
+            holes.append(_Span(span.entry, span.start + came, span.size - came))
+
+    def _changed(self, entry: Entry) -> Corrupt:
+        path = f"{self._path}/{entry.path}".rstrip("/")
+        return Corrupt(f"{path} of {self._wire.name} is not what it was when the step ended", fix="run the step again")
+
+    def _finish(self) -> None:
+        for entry in self._taken.entries:
+            if entry.kind == "l":
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(entry.value, f"{self._near}/{entry.path}")
+            elif entry.kind == "x":
+                os.chmod(self._at(entry), 0o755)  # noqa: S103
+        os.rename(self._near, self._target)
+
+
+class _Sink:
+    """Bytes that come one span after the other, into files; those that come whole are hashed on the way."""
+
+    def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
+        self.position = 0
+        self.came: list[tuple[_Span, int]] = []
+        self.hashed: dict[str, str] = {}
+        self._wanted = wanted
+        self._handle = -1
+        self._left = 0
+        self._open()
+
+    def feed(self, data: bytes) -> bool:
+        """Take what came.  False when the host sends more bytes than announced: treat it as untrusted."""
+        view = memoryview(data)
+        while self.position < len(self._wanted):
+            piece = view[: self._left]
+            if self._whole:
+                self._hasher.update(piece)
+            view = view[len(piece) :]
+            self._left -= len(piece)
+            while piece:
+                piece = piece[os.write(self._handle, piece) :]
+            if self._left:
+                return True
+            self.close()
+            self.position += 1
+            self._open()
+        return not view
+
+    def close(self) -> None:
+        """Nothing more comes of the span that is open."""
+        if self._handle < 0:
+            return
+        os.close(self._handle)
+        self._handle = -1
+        span, _ = self._wanted[self.position]
+        self.came.append((span, span.size - self._left))
+        if self._whole and not self._left:
+            self.hashed[span.entry.path] = self._hasher.hexdigest()
+
+    def _open(self) -> None:
+        if self.position == len(self._wanted):
+            return
+        span, path = self._wanted[self.position]
+        self._hasher, self._whole = hashlib.sha256(), span.size == span.entry.size
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if self._whole else 0), 0o644)
+        os.lseek(self._handle, span.start, os.SEEK_SET)
+        self._left = span.size
+
+
+def _steps(span: _Span, chunk: int) -> range:
+    return range(span.start, span.start + span.size, chunk)

@@ -1,0 +1,137 @@
+"""Lets a host have an input from a bucket by itself: it is given an address for each object, and says what each holds.
+
+What came becomes an object there under the name of its content, which is computed here as for any folder; the bytes never pass through this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from drivers.base import DriverError
+
+from ...errors import CannotRun, Corrupt, Infrastructure, RecipeError
+from ...secrets import Secret
+from ...storage.content import files
+from ...storage.content.files import Content, Entry
+from ...storage.signed import Item, Signed, opens
+from ..link.wire import CorruptReply, Gone, Meter, nothing
+from .manifests import HEX, name_of, stamp_of
+from .upload import Sender
+
+BATCH, BATCH_BYTES = 500, 100_000_000_000
+"""Objects that are signed for at once, at most, and bytes after which no more are: a signature is made when its object's turn is near."""
+WORDS = 200
+"""Letters of what a host says went wrong, at most."""
+LINE = 1 << 16
+"""Bytes of one line of what it says."""
+
+
+class Passed(Exception):
+    """A host cannot have it this way; in words that follow "goes through this machine"."""
+
+
+class Puller:
+    """Of one host.  `sender` sends to it by the same wire, and finds what earlier ones began."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._wire, self._sender = sender.wire, sender
+
+    async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+        """Have it there, as an object.  Answers its content, which is `known` where that is not empty; `learn` hears what is a secret from now on.
+
+        Raises Passed, Unreachable, Infrastructure where the host has no room, and CannotRun when the bucket does not hold any more what was resolved.
+        """
+        with self._sender.sending():
+            await self._sender.adopt(source.name)
+            try:
+                content = await self._pull(source, known, learn)
+            except (Passed, CannotRun, Corrupt, Gone) as error:
+                with contextlib.suppress(DriverError, RecipeError):  # what came is of no use
+                    await self._wire.ask("remove", [f"{self._wire.root}/partial/{self._wire.sender}/{source.name}"], read=nothing)
+                if isinstance(error, (Passed, CannotRun)):
+                    raise
+                raise Passed(str(error) or "what came disappeared there") from error
+        return content
+
+    async def _pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
+        digests: dict[str, str] = {}
+        with self._wire.measured(f"from {source.address} to {self._wire.name}", source.size) as meter:
+            done = 0
+            for batch in _batches(source.items):
+                meter.done = done
+                await self._wire.patiently(partial(self._ask, source, batch, done, digests, meter, learn))
+                done += sum(item.size for item in batch)
+        entries = files.sort([Entry(item.path, "f", item.size, digests[item.path]) for item in source.items])
+        content = files.tree_id(entries) if source.folder else Content(f"f:{entries[0].value}")
+        if known not in ("", content):
+            raise Passed("the bucket holds something else than before under the same version")
+        if not await asyncio.to_thread(source.confirm):
+            raise Passed("the bucket cannot be asked whether it holds the same still")
+        try:
+            placed = await self._wire.ask("settle", source.name, name_of(content), stamp_of(entries) if source.folder else "", read=bool)
+        except Gone:
+            placed = False
+        if not placed and content not in await self._sender.have((content,)):  # else the answer to an earlier try was lost
+            raise Passed("what came there is not what was asked for")
+        return content
+
+    async def _ask(
+        self, source: Signed, batch: Sequence[Item], done: int, digests: dict[str, str], meter: Meter, learn: Callable[[Sequence[Secret]], None]
+    ) -> None:
+        """Let it have a few of the objects, those of which no digest is known."""
+        left = {item.path: item for item in batch if item.path not in digests}
+        if not left:
+            return
+        try:
+            addresses = await asyncio.to_thread(source.addresses, list(left.values()))
+        except Exception as error:  # whatever its client raises
+            raise Passed(f"its objects cannot be signed for ({type(error).__name__})") from error
+        learn(opens(addresses))
+        rows = [(*item, address) for item, address in zip(left.values(), addresses, strict=True)]
+        before = done + sum(item.size for item in batch if item.path in digests)
+        problem, held, free = "", b"", -1
+        try:
+            async with contextlib.aclosing(self._wire.stream("pull", source.name, rows, source.size)) as stream:  # type: ignore[type-var]
+                async for data in stream:
+                    *lines, held = (held + data).split(b"\n")
+                    for kind, *words in map(json.loads, lines):
+                        if kind == "bytes":
+                            meter.done = before
+                            meter.add(max(0, int(words[0])))
+                        elif kind == "file" and words[0] in left and len(words[1]) == 64 and HEX.issuperset(words[1]):
+                            digests[words[0]] = words[1]
+                        elif kind == "full":
+                            free = max(0, int(words[0]))
+                        elif kind == "problem":
+                            problem = "".join(letter for letter in str(words[0])[:WORDS] if letter.isprintable())
+                        else:
+                            raise CorruptReply
+                    if len(held) > LINE:
+                        raise CorruptReply
+        except (IndexError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptReply from error
+        except Infrastructure as error:
+            raise Passed(str(error)) from error
+        if free >= 0:
+            raise self._wire.full(free, source.size)
+        if problem:
+            raise Passed(problem)
+        if left.keys() - digests.keys():
+            raise CorruptReply
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += item.size
+        if len(batch) >= BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

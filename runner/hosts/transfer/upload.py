@@ -1,0 +1,430 @@
+"""Sends contents to one host: what is not there yet, and again what did not arrive.
+
+What travels is compared with what is there: a tree builds on the likest one, a large file on its own chunks or on those of the likest.  A
+connection that breaks costs what was under way: the host is asked what it has, and that is kept.  Everything is hashed there before it gets the name
+of its content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from drivers.base import DriverError, Unreachable
+
+from ...errors import Corrupt, Infrastructure
+from ...retry import backoff, retry_async
+from ...storage.content import files, tar
+from ...storage.content.files import Changed, Entry
+from ..link.read_range import part
+from ..link.wire import LANE, MOST, TRIES, CorruptReply, Gone, Meter, Wire, nothing, process, rest, started, words_of
+from .manifests import name_of, place_of
+from .neighbours import Neighbour
+from .upload_base import Likeness
+from .upload_files import Arrivals, Cargo, grain_of
+
+BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
+"""What one tar holds at most."""
+_PIECE = 2  # grains that travel in one question on a long way
+_HOLES = 500  # of a large file in one call
+_count = itertools.count(1)
+_SIGN = 120.0  # seconds between two signs of life: after ten minutes without any, what came is somebody else's
+_sending: set[str] = set()  # those of this process that are sending now
+
+
+class Sender:
+    """Sends to one host.  `recall` answers the manifest of a tree that the host may have, when somebody here remembers it."""
+
+    def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
+        self._arrivals, self._courier = Arrivals(wire), Courier(wire)
+        self.wire, self._likeness = wire, Likeness(wire, recall)
+        self.neighbour = Neighbour(wire)
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._ahead: _Standing | None = None  # of what is expected to be sent
+
+    async def have(self, contents: Collection[str]) -> set[str]:
+        """Those that are there and may be used unread: they were hashed in this boot, and nothing has written to them since."""
+        if not contents:
+            return set()
+        known = {name_of(content): content for content in contents}
+        return {known[name] for name in await self.wire.ask("have", list(known), read=words_of) if name in known}
+
+    async def expect(self, contents: Collection[str]) -> None:
+        """Ask how these stand there, before any is sent: that need not be asked then."""
+        if contents:
+            self._ahead = await self.wire.ask("begin", [name_of(content) for content in contents], read=_standing)
+
+    async def send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None) -> None:
+        """See to it that these contents lie there: content -> a path here that holds it.  Trees whose manifest is not given are read for it."""
+        async with contextlib.AsyncExitStack() as turns:
+            for content in sorted(sources):  # in one order, so that there is no deadlock
+                await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
+            turns.enter_context(self.sending())
+            turns.callback(asyncio.create_task(self._live()).cancel)
+            try:
+                await retry_async(lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0))
+            except Gone:
+                fix = f"see who deletes files below {self.wire.root}"
+                raise Infrastructure(f"{self.wire.name}: what is being sent disappears there", fix=fix) from None
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Meanwhile what arrives is taken over by no other sender of this process."""
+        _sending.add(self.wire.sender)
+        try:
+            yield
+        finally:
+            _sending.discard(self.wire.sender)
+
+    async def adopt(self, name: str) -> None:
+        """Go on with what an earlier one began under this name."""
+        await self._begin([name])
+
+    async def _live(self) -> None:
+        """Be heard of there while a large file is under way."""
+        while True:
+            await asyncio.sleep(_SIGN)
+            with contextlib.suppress(DriverError, Infrastructure, Corrupt):  # those who send will hear of it
+                await self.wire.ask("free", read=nothing)
+
+    async def _send(self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]) -> None:
+        known = {name_of(content): content for content in sources}
+        standing = await self._begin(known)
+        todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
+        if not todo:
+            return
+        absent = {name_of(content): sources[content] for content, how in todo.items() if how == "absent"}
+        todo.update({known[name]: "partial" for name in await self.neighbour.draw(absent)})
+        doubtful = {content for content, how in todo.items() if how == "doubtful"}
+        cargoes = [await self._tree(content, sources[content], manifests, here=content in doubtful) for content in todo if content[0] == "t"]
+        loose = [content for content in todo if content[0] != "t"]
+        for content in doubtful & set(loose):
+            cargoes.append(self._files({content: sources[content]}, here=True))
+        if rest := [content for content in loose if content not in doubtful]:
+            cargoes.append(self._files({content: sources[content] for content in rest}, here=False))
+        began = {content for content, how in todo.items() if how == "partial"}
+        for cargo in cargoes:
+            await self._prepare(cargo, standing, began, doubtful)
+        if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
+            raise self.wire.full(standing.free, needed)
+        with self.wire.measured(f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)) as meter:
+            for cargo in cargoes:
+                await self._deliver(cargo, meter)
+                await self._place(cargo, meter)
+
+    async def _begin(self, wanted: Collection[str]) -> _Standing:
+        standing = self._taken(wanted)
+        if standing is None:
+            standing = await self.wire.ask("begin", list(wanted), read=_standing)
+        if standing.how.keys() != set(wanted):
+            raise Corrupt(f"{self.wire.name} answers something else than it was asked", fix="look at who that host is")
+        for sender, theirs in standing.theirs.items():
+            if sender in standing.silent or _dead(sender):
+                standing.how.update({name: "partial" for name in await self.wire.ask("adopt", sender, theirs, read=words_of)})
+        return standing
+
+    def _taken(self, wanted: Collection[str]) -> _Standing | None:
+        """What was asked ahead of all of these.  It is believed once: what is asked again has changed."""
+        ahead = self._ahead
+        if ahead is None or not ahead.how.keys() >= set(wanted):
+            return None
+        theirs = {sender: [name for name in names if name in wanted] for sender, names in ahead.theirs.items()}
+        theirs = {sender: names for sender, names in theirs.items() if names}
+        return ahead._replace(how={name: ahead.how.pop(name) for name in wanted}, theirs=theirs)
+
+    async def _tree(self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool) -> Cargo:
+        manifest = manifests.get(content)
+        if manifest is None:
+            manifest = self._likeness.recall(content)
+        if manifest is None:
+            manifest = await asyncio.to_thread(files.entries, source)
+        if files.tree_id(manifest) != content:
+            raise Changed(source)
+        name = name_of(content)
+        folder = place_of(content) if here else f"partial/{self.wire.sender}/{name}"
+        size = sum(entry.size for entry in manifest if entry.kind in "fx")
+        cargo = Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
+        cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
+        cargo.links = [entry for entry in manifest if entry.kind in "ld"]
+        cargo.bare = True
+        return cargo
+
+    def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
+        origins = {name_of(content): source for content, source in sources.items()}
+        some = next(iter(sources))
+        folder = os.path.dirname(place_of(some)) if here else f"partial/{self.wire.sender}"
+        cargo = Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
+        for content, source in sources.items():
+            try:
+                size = os.stat(source).st_size
+            except OSError as error:
+                raise Changed(source, f"cannot be read any more: {error.strerror}") from error
+            cargo.loose[name_of(content)] = Entry(name_of(content), content[0], size, content[2:])
+            cargo.size += size
+        cargo.missing = dict(cargo.loose)
+        return cargo
+
+    async def _prepare(self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]) -> None:
+        """Find out what of it is there already."""
+        if cargo.content in doubtful:
+            await self._arrivals.survey(cargo)
+            stamp = cargo.described()[1] if cargo.root else ""
+            if not cargo.missing and await self.wire.ask("seals", name_of(cargo.content), stamp, read=bool):
+                cargo.folder = ""
+                return
+            self.wire.say(f"{self.wire.name}: {cargo.content[:14]}… is damaged there, and is put right")
+            await self.wire.ask("retract", name_of(cargo.content), read=nothing)
+            cargo.folder = f"partial/{self.wire.sender}" + (f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else "")
+        if not cargo.root:
+            if cargo.content in doubtful or any(f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()):
+                await self._arrivals.survey(cargo)
+            if cargo.content not in doubtful:
+                await self._likeness.build_files_on(cargo, standing.free, began)
+                await self._arrivals.compare_all(cargo, list(cargo.older))
+            return
+        if cargo.content in began or cargo.content in doubtful:
+            await self._arrivals.tidy(cargo)
+            await self._arrivals.survey(cargo)
+            return
+        await self._likeness.build_on(cargo, standing.trees)
+        await self._arrivals.compare_all(cargo, list(cargo.older))
+
+    async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
+        """Send what is missing, and again what did not arrive, until all of it is there and right."""
+        idle = 0
+        while cargo.missing or cargo.bare:
+            owed = cargo.owed(grain_of(self.wire)), len(cargo.missing), cargo.bare
+            trouble = await self._courier.round(cargo, meter)
+            if not cargo.missing and not cargo.bare:
+                return
+            await self._arrivals.survey(cargo)
+            left = cargo.owed(grain_of(self.wire))
+            meter.done = meter.total - left
+            idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
+            if idle >= TRIES:
+                self._give_up(cargo, trouble)
+            await asyncio.sleep(rest(idle))
+
+    def _give_up(self, cargo: Cargo, trouble: BaseException | None) -> None:
+        if isinstance(trouble, Unreachable):
+            raise trouble
+        path = next(iter(cargo.missing), cargo.name)
+        raise Corrupt(
+            f"{path} does not arrive at {self.wire.name} as it was sent", fix="look at the disk and the memory of both machines"
+        ) from trouble
+
+    async def _place(self, cargo: Cargo, meter: Meter) -> None:
+        """What has arrived gets its name."""
+        if not cargo.folder:
+            return
+        if not cargo.root:
+            if not cargo.placed:
+                await self._place_files(cargo)
+            return
+        for _ in range(TRIES):
+            try:
+                placed = cargo.placed or await self.wire.ask("place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool)
+            except Gone:
+                placed = bool(await self.have((cargo.content,)))  # the answer to an earlier try was lost, not the work
+                if not placed:
+                    raise
+            if placed:
+                self._likeness.remember(cargo.content, cargo.manifest)
+                return
+            cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
+            await self._arrivals.tidy(cargo)
+            await self._arrivals.survey(cargo)
+            await self._deliver(cargo, meter)
+        self._give_up(cargo, None)
+
+    async def _place_files(self, cargo: Cargo) -> None:
+        placed = set(await self.wire.ask("place_files", list(cargo.loose), read=words_of))
+        if placed.issuperset(cargo.loose):
+            return
+        # An answer that was lost: the first to ask has placed them.
+        contents = {f"{entry.kind}:{entry.value}" for name, entry in cargo.loose.items() if name not in placed}
+        if await self.have(contents) != contents:
+            raise Gone
+
+
+class _Standing(NamedTuple):
+    """What a host says of the objects that are to be sent to it."""
+
+    how: dict[str, str]
+    """Name -> here, partial, doubtful or absent."""
+    theirs: dict[str, list[str]]
+    """Others who send -> which of these they began."""
+    silent: set[str]
+    """Others of whom nothing was heard for long."""
+    free: int
+    """Bytes."""
+    trees: list[str]
+    """Names of those that were used last."""
+
+
+def _standing(answer: Any) -> _Standing:
+    how = {str(name): str(word) for name, word in answer["how"].items()}
+    theirs = {str(sender): words_of(names) for sender, names in answer["theirs"].items()}
+    return _Standing(how, theirs, set(words_of(answer["silent"])), int(answer["free"]), words_of(answer["trees"]))
+
+
+def _dead(sender: str) -> bool:
+    """Whether the earlier sender of this name has certainly stopped."""
+    theirs, _, _ = sender.rpartition("-")
+    mine = process()
+    if theirs == mine:
+        return sender not in _sending
+    if theirs.split(".")[:2] != mine.split(".")[:2]:
+        return False
+    try:
+        return started(int(theirs.split(".")[2])) != theirs.split(".")[3]
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+class Courier:
+    """Rounds of sending what is missing of a cargo, on a few streams: small files in tars, large ones in holes that are filled.  Asks for nothing."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
+        """Send all that is missing once, on a few streams.  Answers what broke the connection, if anything did."""
+        return await self._wire.side_by_side(list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire)))
+
+    def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Large files first: what is left at the end should be small.  A manifest that comes with no file keeps nothing waiting."""
+        large = [entry for entry in cargo.missing.values() if entry.size > self._wire.chunk]
+        small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
+        bare = cargo.bare
+        if large and not small and bare:
+            bare = False
+            yield lambda: self._batch(cargo, [], True, False, meter)
+        for entry in large:
+            pieces = _cut(self._holes(cargo, entry), _PIECE, _HOLES)
+            if self._wire.far and len(pieces) > 1:
+                yield from self._piecemeal(cargo, entry, pieces, meter)
+            else:
+                yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
+        batches: list[list[Entry]] = [[]]
+        size = 0
+        together = sum(entry.size for entry in small)
+        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.far else BATCH_BYTES
+        for entry in small:
+            if size >= most or len(batches[-1]) >= BATCH_FILES:
+                batches.append([])
+                size = 0
+            batches[-1].append(entry)
+            size += entry.size
+        alone = not large and len(batches) == 1
+        for batch in batches:
+            if batch or bare:
+                last = batch is batches[-1] and bare
+                yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
+
+    async def _batch(self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter) -> None:
+        """Small files in one tar; with the last ones comes what is no file, and when there are no others, the tree gets its name at once."""
+        title = f".manifest-{next(_count)}"
+        data = cargo.described()[0] if last else b""
+        listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
+        expected = _together([listing, *batch] if last else batch)
+
+        def pieces() -> Iterator[bytes]:
+            if last:
+                yield tar.member(listing, data)
+            if cargo.root:
+                yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
+                return
+            for entry in batch:
+                yield tar.member(entry, _whole(cargo.origin(entry), entry.size))
+            yield tar.END
+
+        stamp = cargo.described()[1] if alone and cargo.root and not cargo.rough else ""
+        folder = cargo.name if cargo.root else ""
+        loose = list(cargo.loose) if alone and not cargo.rough else []
+        arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
+        arrived, placed = await self._wire.once(
+            "batch", *arguments, read=lambda answer: (str(answer["digest"]), bool(answer["placed"])), data=meter.counted(pieces())
+        )
+        if arrived != expected:
+            raise CorruptReply
+        for entry in batch:
+            cargo.missing.pop(entry.path, None)
+        cargo.bare = cargo.bare and not last
+        cargo.placed = placed
+
+    async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
+        """A large file, or what of it is not there yet, on one stream: it is hashed there while it comes."""
+        holes = self._holes(cargo, entry)
+        for at in range(0, len(holes), _HOLES):
+            await self._put(cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes))
+
+    def _piecemeal(
+        self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
+    ) -> Iterator[Callable[[], Awaitable[None]]]:
+        """The same on as many streams as there are; the stream that brings the last piece has all of it hashed."""
+        left = len(pieces)
+
+        async def bring(piece: Sequence[tuple[int, int]]) -> None:
+            nonlocal left
+            await self._put(cargo, entry, piece, meter, last=False)
+            left -= 1
+            if not left:
+                await self._put(cargo, entry, (), meter, last=True)
+
+        for piece in pieces:
+            yield lambda piece=piece: bring(piece)  # type: ignore[misc]
+
+    def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
+        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_of(self._wire)))]
+
+    async def _put(self, cargo: Cargo, entry: Entry, holes: Sequence[tuple[int, int]], meter: Meter, *, last: bool) -> None:
+        """Fill some holes of a large file.  The last of it has its mode and its digest.  Raises CorruptReply when that is another."""
+        grain, size = grain_of(self._wire), entry.size
+        blocks = (part(cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)) for first, count in holes)
+        mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
+        known = cargo.grains.setdefault(entry.path, {})
+        grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
+        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains)
+        arrived, came = await self._wire.once(
+            "write", *arguments, read=lambda answer: (str(answer[0]), words_of(answer[1])), data=meter.counted(itertools.chain.from_iterable(blocks))
+        )
+        known.update(zip((at for first, count in holes for at in range(first, first + count)), came, strict=False))
+        if last and arrived != entry.value:
+            raise CorruptReply
+        if last:
+            cargo.missing.pop(entry.path, None)
+            cargo.holes.pop(entry.path, None)
+
+
+def _cut(holes: Iterable[tuple[int, int]], grains: int, most: int) -> list[list[tuple[int, int]]]:
+    """Holes in pieces of so many grains, and no more than `most` holes."""
+    found: list[list[tuple[int, int]]] = []
+    room = 0
+    for first, count in holes:
+        while count:
+            if not room or len(found[-1]) == most:
+                found.append([])
+                room = grains
+            some = min(room, count)
+            found[-1].append((first, some))
+            first, count, room = first + some, count - some, room - some
+    return found
+
+
+def _together(entries: Iterable[Entry]) -> str:
+    """The digest of the digests of these files, in this order."""
+    return hashlib.sha256(b"".join(entry.value.encode() + b"\n" for entry in entries)).hexdigest()
+
+
+def _whole(path: str, size: int) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise Changed(path)
+    return data

@@ -1,0 +1,111 @@
+"""What a host has that is like what is to be sent: a tree builds on the likest one there, a large file on the likest large file."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ...storage.content import files
+from ...storage.content.files import Entry
+from ..link.read_range import part
+from ..link.wire import LONGEST_ANSWER, Wire, words_of
+from .manifests import folders, place_of
+from .upload_files import Cargo, Older
+
+_MANIFESTS = 8
+_WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
+_ASKED = 4  # older ones of which we do not know what they hold, at most
+_SAMPLE, _SAMPLES = 64 << 10, 6  # bytes, and how many in a file, by which a large one counts as like another
+_ALIKE = 2  # of them the same, at least
+
+
+class Likeness:
+    """Looks on one host.  `recall` answers the manifest of a tree that it may have, when somebody here remembers it."""
+
+    def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
+        self._wire, self.recall = wire, recall
+        self._manifests: dict[str, Sequence[Entry]] = {}
+
+    async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
+        """Begin with what the likest tree there has in common with this one."""
+        wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
+        large = {entry.path: entry.size for entry in cargo.manifest if entry.kind in "fx" and entry.size > self._wire.chunk}
+        best, common = "", 0
+        if cargo.size < _WORTH:
+            return
+        unknown = 0
+        for name in trees:
+            unknown += f"t:{name[:64]}" not in self._manifests
+            if unknown > _ASKED:
+                break
+            older = await self._manifest(name)
+            shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
+            shared += sum(min(entry.size, large.get(entry.path, 0)) // 2 for entry in older)  # they may have chunks in common
+            if shared > common:
+                best, common = name, shared
+        if not best or common * 10 < cargo.size:
+            return
+        older = await self._manifest(best)
+        same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
+        superfluous = [entry.path for entry in older if entry.path not in same]
+        superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
+        # Thousands of names take a while there, and here.
+        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.described))
+        if begun:
+            cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
+            cargo.links = [entry for entry in cargo.links if entry.path not in same]
+            alike = [path for path in superfluous if path in large]
+            values = {entry.path: entry.value for entry in older}
+            cargo.older = {path: Older(f"{place_of(f't:{best[:64]}')}/{path}", values[path]) for path in alike}
+
+    async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
+        """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
+        for entry in list(cargo.missing.values()):
+            if entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES) or f"{entry.kind}:{entry.value}" in began:
+                continue
+            if cargo.size > free:
+                return
+            blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
+            there = await self._wire.ask("alike", self._wire.chunk, _SAMPLE, blocks, read=_alike)
+            ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
+            likeness = {name: sum(mine == its for mine, its in zip(ours, theirs, strict=False)) for name, theirs in there.items()}
+            best = max(likeness, key=lambda name: likeness[name], default="")
+            if best and likeness[best] >= _ALIKE:
+                cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
+
+    async def _manifest(self, name: str) -> Sequence[Entry]:
+        """What a tree that the host has holds; nothing when that is unknown."""
+        content = f"t:{name[:64]}"
+        if (known := self._manifests.get(content)) is None:
+            known = self.recall(content)
+            if known is None:
+                _, data = await self._wire.read("read", f"{place_of(content)}.json", 0, LONGEST_ANSWER)
+                try:
+                    known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
+                    known = known if files.tree_id(known) == content else ()
+                except (ValueError, TypeError):
+                    known = ()
+            self.remember(content, known)
+        return known
+
+    def remember(self, content: str, manifest: Sequence[Entry]) -> None:
+        """The host has this tree."""
+        self._manifests[content] = manifest
+        if len(self._manifests) > _MANIFESTS:
+            del self._manifests[next(iter(self._manifests))]
+
+
+def _alike(answer: Any) -> dict[str, list[str]]:
+    return {str(name): words_of(digests) for name, digests in answer.items()}
+
+
+def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
+    """Digests of a few blocks of a file here."""
+    found = []
+    for block in blocks:
+        data = b"".join(part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE)))
+        found.append(hashlib.sha256(data).hexdigest())
+    return found

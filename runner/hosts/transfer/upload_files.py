@@ -1,0 +1,154 @@
+"""Files on their way into one folder of a host: what of them is there, asked and compared by grains, and what is not.  Sends no files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...agent.trees import digest_of
+from ...storage.content.files import Changed, Entry
+from ..link.read_range import chunks
+from ..link.wire import Wire, chunks_of, nothing
+from .manifests import folders, stamp_of
+
+GRAINS = 4
+"""Of a chunk: in which a large file is compared, and sent again."""
+
+
+class Older(NamedTuple):
+    """A large file that is there."""
+
+    path: str
+    """From the root."""
+    digest: str
+
+
+@dataclass(slots=True)
+class Cargo:
+    """Files on their way into one folder there."""
+
+    name: str
+    folder: str
+    size: int
+    origin: Callable[[Entry], str]
+    root: str = ""  # of a tree, here
+    content: str = ""
+    manifest: Sequence[Entry] = ()
+    missing: dict[str, Entry] = field(default_factory=dict)
+    loose: dict[str, Entry] = field(default_factory=dict)  # all of them, when it is no tree
+    older: dict[str, Older] = field(default_factory=dict)  # large file -> one there that may have grains in common with it
+    grains: dict[str, dict[int, str]] = field(default_factory=dict)  # large file -> the digests of its grains, as far as they are known
+    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # large file -> (first grain, grains) that are not there
+    links: list[Entry] = field(default_factory=list)  # and empty folders
+    bare: bool = False  # neither links nor the manifest are there yet
+    rough: bool = False  # something of it was found there, or did not come as it should
+    placed: bool = False
+    _described: tuple[bytes, str] | None = None
+
+    def owed(self, grain: int) -> int:
+        """Bytes that are not there yet."""
+        return sum(self._left(entry, grain) for entry in self.missing.values())
+
+    def needs(self) -> int:
+        """Bytes of the disk there."""
+        return sum(entry.size for entry in self.missing.values())
+
+    def _left(self, entry: Entry, grain: int) -> int:
+        holes = self.holes.get(entry.path)
+        return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
+
+    def described(self) -> tuple[bytes, str]:
+        """A tree's manifest as it is beside it, and the digest by which its names and links are recognized there."""
+        if self._described is None:
+            text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
+            self._described = text.encode("utf-8", "surrogateescape"), stamp_of(self.manifest)
+        return self._described
+
+
+def grain_of(wire: Wire) -> int:
+    """Bytes of a grain."""
+    return max(1, wire.chunk // GRAINS)
+
+
+class Arrivals:
+    """What has arrived on one host."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def survey(self, cargo: Cargo) -> None:
+        """Ask what of the missing has arrived, and leave out of `missing` what is right."""
+        cargo.rough = True
+        small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
+        if small:
+            there = await self._wire.ask(
+                "survey", cargo.folder, [entry.path for entry in small], read=lambda answer: [(kind, value) for kind, value in answer]
+            )
+            for entry, (kind, value) in zip(small, there, strict=False):
+                if kind == entry.kind and value == entry.value:
+                    del cargo.missing[entry.path]
+        await self.compare_all(cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk])
+
+    async def compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
+        todo = iter([cargo.missing[path] for path in paths])
+
+        async def some() -> None:
+            for entry in todo:
+                await self._compare(cargo, entry)
+
+        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
+
+    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
+        """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
+        older = cargo.older.get(entry.path, Older("", ""))
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain_of(self._wire), *older, entry.size, read=chunks_of)
+        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain_of(self._wire))
+        (size, theirs), ours = await asyncio.gather(asked, hashed)
+        cargo.grains[entry.path] = dict(enumerate(ours))
+        if size > entry.size:
+            await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
+            theirs = []
+        if not theirs:
+            cargo.holes[entry.path] = []
+            return
+        wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
+        if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
+            raise Changed(cargo.origin(entry))
+        if not wrong and entry.path in cargo.older:
+            wrong = [len(ours) - 1]  # the same bytes, maybe with another mode: that comes with the last of them
+        if not wrong:
+            del cargo.missing[entry.path]
+            cargo.holes.pop(entry.path, None)
+            return
+        holes: list[tuple[int, int]] = []
+        for at in wrong:
+            if holes and sum(holes[-1]) == at:
+                holes[-1] = (holes[-1][0], holes[-1][1] + 1)
+            else:
+                holes.append((at, 1))
+        cargo.holes[entry.path] = holes
+
+    async def tidy(self, cargo: Cargo) -> None:
+        """Delete what does not belong into a tree, and see which links and empty folders are missing."""
+        below, pointing = await self._wire.ask("listing", cargo.folder, read=_listing)
+        above = set(folders(cargo.manifest))
+        wanted = {entry.path: entry for entry in cargo.manifest}
+        wrong = []
+        for path, kind in below.items():
+            entry = wanted.get(path)
+            right = path in above if kind == "d" else entry is not None and entry.kind == kind and (kind != "l" or pointing[path] == entry.value)
+            if not right:
+                wrong.append(path)
+        if wrong:
+            await self._wire.ask("delete", cargo.folder, wrong, read=nothing)
+        gone = set(wrong)
+        cargo.links = [entry for entry in cargo.manifest if entry.kind in "ld" and (entry.path not in below or entry.path in gone)]
+        cargo.bare = True
+
+
+def _listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The kind of everything that is there of a tree, and where links point."""
+    return {str(path): str(kind) for path, kind, _ in answer}, {str(path): str(target) for path, kind, target in answer if kind == "l"}

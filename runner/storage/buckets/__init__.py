@@ -1,0 +1,1 @@
+"""Buckets and folders that hold objects by name."""

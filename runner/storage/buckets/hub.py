@@ -1,0 +1,98 @@
+"""Results as one commit of a repository on the Hugging Face Hub: what `--out hf://ORG/NAME` leaves there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from .bucket import Unreachable
+from .results_folder import MANIFEST, File, manifest
+
+_NAME = re.compile(r"(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
+T = TypeVar("T")
+
+
+def named(address: str) -> tuple[str, str]:
+    """The kind of a repository, `model` or `dataset`, and its name.  Raises Invalid."""
+    found = _NAME.fullmatch(address.removeprefix("hf://").rstrip("/"))
+    if found is None:
+        raise Invalid([Problem("bad-input", f"{address} names no repository", fix="write hf://ORG/NAME, or hf://datasets/ORG/NAME")])
+    return "dataset" if found[1] else "model", found[2]
+
+
+def offline(environ: Mapping[str, str]) -> bool:
+    """Whether the Hub may not be asked, as its own client reads it."""
+    return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def snapshots(name: str) -> Path:
+    """Where the Hub's own cache has what it fetched of a model."""
+    home = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
+    return Path(home) / f"models--{name.replace('/', '--')}" / "snapshots"
+
+
+def check(address: str, environ: Mapping[str, str]) -> None:
+    """Refuse a login that may not write, before anything runs.  Raises CannotRun, Infrastructure."""
+    if offline(environ):
+        raise CannotRun(f"{address} cannot be reached: HF_HUB_OFFLINE is set", fix="unset it, or give --out a folder")
+    _asked(address, lambda: _api(environ).whoami())
+
+
+def upload(address: str, wanted: Sequence[File], facts: Mapping[str, object], environ: Mapping[str, str], beside: Path) -> int:
+    """Commit these files and a manifest of them to the repository, made private if there is none; answers their bytes.
+
+    A single folder is the repository's root, so that a model loads by the repository's name.  Raises Infrastructure.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    kind, name = named(address)
+    outputs = facts.get("outputs")
+    tops = {file.name.split("/")[0] for file in wanted if _is_output(file.name, outputs)}
+    alone = f"{next(iter(tops))}/" if len(tops) == 1 else ""
+    laid = [file._replace(name=file.name.removeprefix(alone)) if _is_output(file.name, outputs) else file for file in wanted]
+    beside.mkdir(parents=True, exist_ok=True)
+    listing = beside / MANIFEST
+    listing.write_bytes(manifest(laid, facts, complete=True))
+
+    def commit() -> None:
+        api = _api(environ)
+        api.create_repo(name, repo_type=kind, private=True, exist_ok=True)
+        operations = [CommitOperationAdd(path_in_repo=file.name, path_or_fileobj=file.path) for file in laid]
+        operations.append(CommitOperationAdd(path_in_repo=MANIFEST, path_or_fileobj=str(listing)))
+        api.create_commit(name, operations, commit_message=f"{facts['recipe']}, run {facts['run'] or '-'}", repo_type=kind)
+
+    _asked(address, commit)
+    return sum(file.size for file in laid)
+
+
+def _is_output(name: str, outputs: object) -> bool:
+    return isinstance(outputs, Mapping) and any(name == path or name.startswith(f"{path}/") for path in outputs.values())
+
+
+def _api(environ: Mapping[str, str]) -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise Infrastructure("the Hub needs huggingface_hub", fix="pip install huggingface_hub") from error
+    return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
+
+
+def _asked(address: str, ask: Callable[[], T]) -> T:
+    """The answer of the Hub.  Raises Infrastructure with what to do, Unreachable for what may pass."""
+    try:
+        return ask()
+    except Infrastructure:
+        raise
+    except Exception as error:  # its HTTP client has its own ways to say that there is no network
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        words = " ".join(str(error).split())[:300]
+        if status in (401, 403) or type(error).__name__ == "LocalTokenNotFoundError":
+            raise Infrastructure(f"{address}: the Hub refuses this login ({words})", fix="export HF_TOKEN, a token that may write there") from error
+        passing = status == 429 or (isinstance(status, int) and status >= 500) or isinstance(error, OSError) or type(error).__module__ == "httpx"
+        if not passing:
+            raise Infrastructure(f"{address}: the Hub refuses this ({words})", fix="look at its name, and at who may write to it") from error
+        raise Unreachable(f"{address}: the Hub does not answer ({words})", fix="look at the network") from error

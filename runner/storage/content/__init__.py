@@ -1,0 +1,1 @@
+"""Files and trees by what they hold: digests, objects, packs."""

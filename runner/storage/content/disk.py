@@ -1,0 +1,323 @@
+"""Files and trees on this disk: copied, linked, renamed, deleted and written out, and what the file system says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ...errors import Corrupt
+from . import files
+from .files import Entry
+
+_NETWORK = (
+    *("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs"),
+    *("9p", "afs", "orangefs", "pvfs2"),
+)
+"""How the names of network file systems begin."""
+SYNCED = 1 << 20
+"""Bytes; from here on an object is on the disk before anybody hears of it."""
+MODE = {"f": 0o444, "x": 0o555}
+"""Of what is put away, by its kind."""
+_CHUNK = 1 << 20
+_BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
+_count = itertools.count(1)
+
+
+class Disk:
+    """Makes files and trees below `root`, or beside what they replace."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def temporary(self) -> str:
+        """A path below `partial/` for this process alone: on the file system of the objects, and swept up if we die."""
+        return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
+
+    def place(self, source: str, target: str) -> None:
+        """Rename, making what is missing above and moving away what is in the way."""
+        aside: list[str] = []
+        while True:
+            try:
+                os.rename(source, target)
+                break
+            except FileNotFoundError:
+                if not os.path.lexists(source) or os.path.isdir(os.path.dirname(target)):
+                    raise
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            except OSError as error:
+                if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST) and os.path.lexists(target):
+                    aside += self._set_aside(target)
+                    continue
+                if error.errno != errno.EXDEV:
+                    raise
+                near = self._beside(target)
+                self._copy_across(source, near)
+                unlink(source)
+                source = near
+        for name in aside:
+            unlink(name)
+
+    def _set_aside(self, target: str) -> list[str]:
+        """The new name of what was at `target`; none when another process was faster."""
+        aside = f"{self._beside(target)}.old"
+        try:
+            if os.path.isdir(target) and not os.path.islink(target):
+                os.chmod(target, 0o700)
+            os.rename(target, aside)
+        except FileNotFoundError:
+            return []
+        return [aside]
+
+    def _beside(self, target: str) -> str:
+        return f"{os.path.dirname(target)}/.recipe-{os.getpid()}-{next(_count)}"
+
+    def _copy_across(self, source: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(source):
+            self.copy_tree(files.entries(source), source, target, link=False)
+        else:
+            mode = os.stat(source).st_mode
+            self.copy_file(source, target, "x" if mode & stat.S_IXUSR else "f", link=False)
+            if not mode & stat.S_IWUSR:
+                os.chmod(target, stat.S_IMODE(mode))
+
+    def copy_tree(self, manifest: Sequence[Entry], source: str, target: str, *, link: bool) -> None:
+        os.makedirs(target)
+        made = {""}
+        for entry in manifest:
+            folder = entry.path if entry.kind == "d" else os.path.dirname(entry.path)
+            if folder not in made:
+                os.makedirs(f"{target}/{folder}", exist_ok=True)
+                made.add(folder)
+            if entry.kind == "l":
+                os.symlink(entry.value, f"{target}/{entry.path}")
+            elif entry.kind != "d":
+                self.copy_file(f"{source}/{entry.path}", f"{target}/{entry.path}", entry.kind, link=link)
+
+    def copy_file(self, source: str, target: str, kind: str, *, link: bool) -> None:
+        if link and self._link(source, target):
+            return
+        with open(source, "rb", buffering=0) as origin:
+            handle = create(target, kind)
+            try:
+                _copy(origin.fileno(), handle)
+                _backdate(handle)
+            finally:
+                os.close(handle)
+
+    def _link(self, source: str, target: str) -> bool:
+        while True:
+            try:
+                os.link(source, target)
+                return True
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(target))
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                    raise
+                return False
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a tree, read-only or not, if it is there."""
+    try:
+        unlink(str(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        fail(str(path), error)
+
+
+def delete_whole(path: Path) -> None:
+    """The same; `path` goes first, so that a kill leaves half of it only under another name."""
+    gone = path.with_name(f"{path.name}.gone")
+    delete(gone)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(gone)
+    delete(gone)
+
+
+def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
+    """Make an existing file hold `data`.  Never truncated to nothing first: file systems take that for a replacement and write it out at once."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, data)
+        found = os.fstat(handle)
+        if found.st_size != len(data):
+            os.ftruncate(handle, len(data))
+            found = os.fstat(handle)
+        if stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(handle, mode)
+        return found
+    finally:
+        os.close(handle)
+
+
+def sync_one(path: str) -> None:
+    """Have a file or folder on the disk, not only in memory."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(name: str) -> None:
+    """Write out the large files and every directory."""
+    for path, found in below(name):
+        if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_size >= SYNCED):
+            sync_one(path)
+
+
+def unlink(path: str) -> None:
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    folders = []
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        folders.append(folder)
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as items:
+            for item in items:
+                if item.is_dir(follow_symlinks=False):
+                    waiting.append(item.path)
+                else:
+                    os.unlink(item.path)
+    for folder in reversed(folders):
+        os.rmdir(folder)
+
+
+def create(path: str, kind: str) -> int:
+    while True:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o777 if kind == "x" else 0o666)
+        except FileNotFoundError:
+            folder = os.path.dirname(path)
+            if os.path.isdir(folder):
+                raise
+            os.makedirs(folder, exist_ok=True)
+
+
+def write(path: str, data: bytes | memoryview, kind: str) -> None:
+    handle = create(path, kind)
+    try:
+        pour(handle, data)
+        _backdate(handle)
+    finally:
+        os.close(handle)
+
+
+def pour(handle: int, data: bytes | memoryview) -> None:
+    """Write all of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _backdate(handle: int) -> None:
+    os.utime(handle, ns=backdated())
+
+
+def backdated() -> tuple[int, int]:
+    """Times of access and change for a file of our making."""
+    now = time.time_ns()
+    mtime = now - _BACKDATE_NS
+    return now, mtime + 1 if mtime % 1_000_000 == 0 else mtime
+
+
+def _copy(origin: int, handle: int) -> None:
+    try:
+        while os.copy_file_range(origin, handle, 1 << 30):  # which shares the blocks, where the file system can
+            pass
+        return
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            raise
+    while data := os.read(origin, _CHUNK):
+        pour(handle, data)
+
+
+def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """`path` and everything below it, a directory before what it holds."""
+    waiting = [path]
+    while waiting:
+        name = waiting.pop()
+        found = os.lstat(name)
+        yield name, found
+        if stat.S_ISDIR(found.st_mode):
+            waiting.extend(f"{name}/{item}" for item in os.listdir(name))
+
+
+def alone(name: str, device: int) -> bool:
+    """On our file system, not through a link, and these bytes have no other name."""
+    if os.path.islink(name):
+        return False
+    return all(found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1) for _, found in below(name))
+
+
+def protect(name: str) -> None:
+    for path, found in below(name):
+        if stat.S_ISREG(found.st_mode):
+            os.chmod(path, MODE["x" if found.st_mode & stat.S_IXUSR else "f"])
+        elif stat.S_ISDIR(found.st_mode) and path != name:  # the top must still be renamed
+            os.chmod(path, MODE["x"])
+
+
+def total(path: str | Path) -> int:
+    """Bytes of a file, or of all files in a folder; 0 of what is not there, or cannot be looked at."""
+    try:
+        return sum(found.st_size for _, found in below(str(path)) if stat.S_ISREG(found.st_mode))
+    except OSError:
+        return 0
+
+
+def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
+    """Bytes, and what the file system says in one string; empty when there is nothing.  `moves`: only what a chmod and a rename leave as it is."""
+    size, marks = 0, []
+    try:
+        for path, found in below(name):
+            if not stat.S_ISDIR(found.st_mode):
+                size += found.st_size
+                ctime = 0 if moves else found.st_ctime_ns
+                marks.append(f"{path[len(name) :]}\0{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{ctime}")
+            else:
+                marks.append(path[len(name) :])
+    except FileNotFoundError:
+        return 0, ""
+    if len(marks) == 1 and "\0" in marks[0]:
+        return size, marks[0][1:]
+    return size, hashlib.sha256("\n".join(sorted(marks)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def fail(path: str, error: OSError) -> NoReturn:
+    raise files.no_space(error, str(error.filename or path)) from error
+
+
+def changed(path: str) -> NoReturn:
+    raise Corrupt(f"{path}: changed while it was put away", fix="leave it alone while recipe runs, and run again")
+
+
+def file_system(folder: Path) -> tuple[str, bool]:
+    """The kind of the mount that holds `folder`, which is there, and whether it is of a network: locks and SQLite are not safe there."""
+    path = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return kind, False
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):  # of several that are stacked the last
+            best, kind = point, after.split()[0]
+    return kind, kind.startswith(_NETWORK)

@@ -1,0 +1,378 @@
+"""Say what a path holds, as a content id, without reading it twice.
+
+A content id is `f:<sha256>` for a plain file, `x:<sha256>` for an executable one, `t:<sha256>` for a tree.  A tree's digest is that of its
+sorted entries: files, links that stay inside it, and empty directories; owners, times and other permissions are not content.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple, NewType, TypeAlias
+
+from ... import digest
+from ...errors import CannotRun, Infrastructure
+
+Content = NewType("Content", str)
+"""`f:`, `x:` or `t:` and 64 lowercase hex digits."""
+
+Progress: TypeAlias = "Callable[[int, int], None]"
+"""Called with the bytes that are done and those that there are, now and then, from any thread but never from two at once."""
+
+FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
+"""path, dev, ino, size, mtime_ns, ctime_ns, content: a remembered digest."""
+
+SLACK_NS = 20_000_000  # more than a tick of any kernel's file clock
+COARSE_SLACK_NS = 2_000_000_000  # FAT counts two seconds
+_CHUNK = 1 << 20
+_WORTH_THREADS = 4 << 20
+_TRIES = 3
+_FILE, _DIRECTORY, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
+_MANY = 100  # files
+_ZEROS = bytes(_CHUNK)
+
+
+class Unhashable(CannotRun):
+    """This has no content that could be hashed."""
+
+    def __init__(self, path: str, why: str, *, fix: str = "") -> None:
+        super().__init__(f"{path}: {why}", fix=fix)
+        self.path = path
+
+
+class Changed(Unhashable):
+    """This did not hold still while it was read."""
+
+    def __init__(self, path: str, why: str = "it changes while it is read") -> None:
+        super().__init__(path, why, fix="leave it alone while recipe reads it, and try again")
+
+
+class Identity(NamedTuple):
+    """What a file system says about a file, which changes whenever the bytes do."""
+
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class Entry(NamedTuple):
+    """One line of a tree's manifest.  `kind`: f plain, x executable, l link, d empty directory; `value`: the SHA-256, or where a link points."""
+
+    path: str
+    kind: str
+    size: int
+    value: str
+
+
+def identity(path: str | Path) -> Identity | None:
+    """The identity of what `path` leads to, or None when there is nothing."""
+    try:
+        return identity_of(os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def scan(path: str | Path) -> Content:
+    """What is at `path`, read now.  Links at the top are followed."""
+    name = str(path)
+    found = stat_of(name)
+    if found is None:
+        raise Unhashable(name, "there is nothing here")
+    if stat.S_ISDIR(found.st_mode):
+        return tree_id(entries(name))
+    return content_id(*_hash(name, regular(name, found)))
+
+
+def entries(path: str | Path) -> list[Entry]:
+    """The manifest of the tree at `path`, read now."""
+    top = str(path)
+    return read_manifest(top, see(top), {})[0]
+
+
+def tree_id(manifest: Sequence[Entry]) -> Content:
+    """The content id of a tree with these entries, sorted as `entries` gives them."""
+    return Content("t:" + digest.of_value("tree/1", manifest))
+
+
+def settled(found: Identity, at_ns: int) -> bool:
+    """Whether a digest begun at `at_ns` may be remembered under this identity: no later change can look the same."""
+    return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def stat_of(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def slack(mtime_ns: int) -> int:
+    return SLACK_NS if mtime_ns % 1_000_000 else COARSE_SLACK_NS
+
+
+def content_id(found: os.stat_result, sha256: str) -> Content:
+    return Content(("x:" if found.st_mode & stat.S_IXUSR else "f:") + sha256)
+
+
+def unreadable(path: str, error: OSError) -> Unhashable:
+    if isinstance(error, FileNotFoundError):
+        return Changed(path, "it vanishes while it is looked at")
+    return Unhashable(path, f"cannot be read: {error.strerror}")
+
+
+def regular(path: str, found: os.stat_result) -> Identity:
+    if not stat.S_ISREG(found.st_mode):
+        raise Unhashable(path, f"{_kind(found.st_mode)} has no content to hash", fix="name a file or a directory")
+    return identity_of(found)
+
+
+def _hash(path: str, found: Identity, done: Callable[[int], None] = lambda _count: None) -> tuple[os.stat_result, str]:
+    """SHA-256 of a regular file that was `found` there, and what it was when that was read: it did not change meanwhile, or this raises Changed."""
+    try:
+        # A link that is swapped for a pipe after the stat must not hang us.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size, mtime_ns, ctime_ns = found.size, found.mtime_ns, found.ctime_ns
+            for _ in range(_TRIES):
+                if size < _CHUNK:
+                    value = hashlib.sha256(os.read(handle, size + 1)).hexdigest()
+                    done(size)
+                else:
+                    value = _hash_large(handle, size, done)
+                now = os.fstat(handle)
+                if now.st_ctime_ns == ctime_ns and now.st_mtime_ns == mtime_ns and now.st_size == size:
+                    return now, value
+                regular(path, now)
+                size, mtime_ns, ctime_ns = now.st_size, now.st_mtime_ns, now.st_ctime_ns
+                os.lseek(handle, 0, os.SEEK_SET)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    raise Changed(path)
+
+
+def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
+    """Block by block; the holes of a sparse file are hashed, not read."""
+    hasher = hashlib.sha256()
+    if os.fstat(handle).st_blocks * 512 < size:
+        end = 0
+        while end < size:
+            begin = _seek(handle, end, os.SEEK_DATA, size)
+            for left in range(begin - end, 0, -_CHUNK):
+                hasher.update(_ZEROS[: min(left, _CHUNK)])
+                done(min(left, _CHUNK))
+            end = _seek(handle, begin, os.SEEK_HOLE, size)
+            os.lseek(handle, begin, os.SEEK_SET)
+            while begin < end and (data := os.read(handle, min(_CHUNK, end - begin))):
+                hasher.update(data)
+                begin += len(data)
+                done(len(data))
+    else:
+        while data := os.read(handle, _CHUNK):
+            hasher.update(data)
+            done(len(data))
+    return hasher.hexdigest()
+
+
+def _seek(handle: int, at: int, whence: int, size: int) -> int:
+    """Where the next data or hole begins, at most `size`."""
+    try:
+        return min(size, os.lseek(handle, at, whence))
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # no data behind this
+            return size
+        raise
+
+
+def hash_all(files: Sequence[tuple[str, Identity]], progress: Progress | None = None) -> list[tuple[os.stat_result, str]]:
+    """The digests of many files, in order; on two threads where that helps (hashing lets go of the interpreter)."""
+    total = sum(found.size for _, found in files)
+    if total < _WORTH_THREADS:
+        return [_hash(path, found) for path, found in files]
+    from ..crew import Crew
+
+    crew = Crew(2, progress, total)
+    found = crew.map(lambda batch: [_hash(*files[index], crew.done) for index in batch], list(_batches(files)))
+    return list(itertools.chain.from_iterable(found))
+
+
+def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
+    """Runs of about a mebibyte: a lock per small file costs more than the file."""
+    first = size = 0
+    for n, (_, found) in enumerate(files):
+        size += found.size + 4096
+        if size >= _CHUNK:
+            yield range(first, n + 1)
+            first, size = n + 1, 0
+    yield range(first, len(files))
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+_Row: TypeAlias = "tuple[int, int, int, int, int, int]"
+"""Device, inode, size, mtime, ctime, 64 if executable."""
+
+_Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
+"""A file that had to be read: its folder, its number there, what it was then, its SHA-256."""
+
+
+class Folder(NamedTuple):
+    """The files of one directory, as the file system lists them."""
+
+    names: list[str]
+    rows: list[_Row]
+
+
+class Sight(NamedTuple):
+    """A tree as the file system shows it, before any file is opened.  `files` says how many."""
+
+    folders: dict[str, Folder]
+    links: dict[str, str]
+    empty: set[str]
+    files: int
+
+
+def see(top: str) -> Sight:
+    if sys.getfilesystemencoding() != "utf-8":
+        raise CannotRun(
+            f"file names are read as {sys.getfilesystemencoding()} here: a tree would get another id than elsewhere", fix="set PYTHONUTF8=1"
+        )
+    folders: dict[str, Folder] = {}
+    links: dict[str, str] = {}
+    empty: set[str] = set()
+    count = 0
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        prefix, here = (f"{folder}/", f"{top}/{folder}") if folder else ("", top)
+        names: list[str] = []
+        rows: list[_Row] = []
+        try:
+            # By a handle each stat is spared the way from the root; for a few files that is less than the handle costs.
+            handle = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if count > _MANY else None
+            try:
+                with os.scandir(here if handle is None else handle) as listing:
+                    item = None
+                    for item in listing:
+                        found = item.stat(follow_symlinks=False)
+                        mode = found.st_mode
+                        kind = mode & 0o170000
+                        if kind == _FILE:
+                            names.append(item.name)
+                            rows.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, mode & 0o100))
+                        elif kind == _DIRECTORY:
+                            waiting.append(prefix + item.name)
+                        elif kind == _LINK:
+                            links[prefix + item.name] = os.readlink(f"{here}/{item.name}")
+                        else:
+                            raise Unhashable(f"{here}/{item.name}", f"{_kind(mode)} has no content to hash", fix="keep it out of this directory")
+            finally:
+                if handle is not None:
+                    os.close(handle)
+        except OSError as error:
+            raise unreadable(here if error.filename is None else os.path.join(here, str(error.filename)), error) from error
+        if names:
+            folders[folder] = Folder(names, rows)
+            count += len(names)
+        elif item is None and folder:
+            empty.add(folder)
+    for name, target in links.items():
+        if link_leads_out(top, name, target, links):
+            raise Unhashable(
+                f"{top}/{name}", f"a link to {target} leads out of {top}", fix="replace it by what it points to, or declare that as well"
+            )
+    return Sight(folders, links, empty, count)
+
+
+def read_manifest(
+    top: str, sight: Sight, known: Mapping[str, Sequence[str]], progress: Progress | None = None
+) -> tuple[list[Entry], list[_Read], int]:
+    """The entries of a tree, what had to be read for them, and when reading began.  `known` has the SHA-256 of the files of a folder, or ""."""
+    manifest: list[Entry] = []
+    doubtful: list[tuple[str, int, str, Identity]] = []
+    for folder, (names, rows) in sight.folders.items():
+        prefix = f"{folder}/" if folder else ""
+        for n, (name, row, value) in enumerate(zip(names, rows, known.get(folder) or [""] * len(names), strict=True)):
+            if value:
+                manifest.append(Entry(prefix + name, "x" if row[5] else "f", row[2], value))
+            else:
+                doubtful.append((folder, n, prefix + name, Identity(*row[:5])))
+    begun = time.time_ns()
+    reads: list[_Read] = []
+    if doubtful:
+        digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
+        for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
+            manifest.append(Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value))
+            reads.append((folder, n, found, value))
+    manifest += [Entry(name, "l", len(os.fsencode(target)), target) for name, target in sight.links.items()]
+    manifest += [Entry(name, "d", 0, "") for name in sight.empty]
+    return sort(manifest), reads, begun
+
+
+def sort(manifest: list[Entry]) -> list[Entry]:
+    """Sorted by the bytes of the paths, in place."""
+    try:
+        for entry in manifest:
+            entry.path.encode()  # text sorts as its UTF-8 does, as long as it is text
+        manifest.sort(key=itemgetter(0))
+    except UnicodeEncodeError:
+        manifest.sort(key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))
+    return manifest
+
+
+def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:
+    """Whether a link leaves the tree: by its text, since the tree can be moved, or in fact, through others of its `links`."""
+    parts: list[str] = name.split("/")[:-1]
+    through = False
+    if target.startswith("/"):
+        return True
+    for part in target.split("/"):
+        if part == "..":
+            if not parts:
+                return True
+            parts.pop()
+        elif part and part != ".":
+            parts.append(part)
+            through = through or "/".join(parts) in links
+    if not through:
+        return False
+    real_top, real = os.path.realpath(top), os.path.realpath(f"{os.path.dirname(f'{top}/{name}')}/{target}")
+    return real != real_top and not real.startswith(real_top.rstrip("/") + "/")
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a named pipe"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"
+
+
+def no_space(error: OSError, path: str) -> Infrastructure:
+    """Words for what a file system refused; for a full disk with what is free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return Infrastructure(f"{path}: {error.strerror}")
+    folder = os.path.dirname(path)
+    while not os.path.exists(folder or "/"):
+        folder = os.path.dirname(folder)
+    free = os.statvfs(folder or "/")
+    message = f"the disk is full: {path}: {error.strerror}, {free.f_bavail * free.f_frsize} bytes are free and {free.f_favail} inodes"
+    return Infrastructure(message, fix="free some space (`recipe gc` helps), and run again: finished steps are kept")

@@ -1,0 +1,117 @@
+"""The manifests of trees in the content store: what a tree holds, without a walk through it.  Each is beside its object, or alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Sequence
+
+from ...errors import Corrupt
+from ...paths import glob
+from . import files
+from .disk import Disk, fail, write
+from .files import Content, Entry
+
+SUFFIX = {"f": "", "x": ".x", "t": ".t"}
+HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def place(root: str, content: Content) -> str:
+    """Where an object is below the store's folder."""
+    return f"{root}/objects/{content[2:4]}/{content[2:]}{SUFFIX[content[0]]}"
+
+
+class Manifests:
+    """Below one store's folder."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        self._root, self._disk = root, disk
+
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        target = place(self._root, content)
+        try:
+            with open(f"{target}.json", encoding="utf-8", errors="surrogateescape") as file:
+                manifest = [Entry(*row) for row in json.load(file)]
+            if files.tree_id(manifest) == content:
+                return manifest
+        except (OSError, ValueError, TypeError):
+            pass
+        # The manifest is only a shortcut; the tree itself says the same.
+        try:
+            manifest = files.entries(target)
+        except files.Unhashable as error:
+            raise Corrupt(str(error)) from error
+        if files.tree_id(manifest) != content:
+            raise Corrupt(f"{target}: the stored tree is not what its name says", fix="run again: the step that makes it will be run")
+        return manifest
+
+    def mentions(self, content: Content, word: str) -> bool:
+        """Whether a path in the manifest of a tree has this word of ASCII in it.  Of a tree whose manifest is not kept: no."""
+        try:
+            with open(f"{place(self._root, content)}.json", "rb") as file:
+                return word.encode() in file.read()
+        except OSError:
+            return False
+
+    def known(self, content: Content) -> bool:
+        """Whether the manifest of a tree can be read, though the tree may not be here."""
+        target = place(self._root, content)
+        return os.path.lexists(f"{target}.json") or os.path.lexists(target)
+
+    def put(self, content: Content, manifest: Sequence[Entry]) -> None:
+        """Put away the manifest of a tree that is not here."""
+        try:
+            self.write(place(self._root, content), manifest)
+        except OSError as error:
+            fail(place(self._root, content), error)
+
+    def matching(self, content: Content, pattern: str) -> list[Entry]:
+        """The files of a tree that match a glob: `*` and `?` stay within a name, `**` does not."""
+        fits = glob(pattern)
+        return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
+
+    def write(self, target: str, manifest: Sequence[Entry]) -> None:
+        """Put a manifest beside the tree that is, or will lie, at `target`.  Raises OSError."""
+        temporary = self._disk.temporary()
+        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
+        write(temporary, text.encode("utf-8", "surrogateescape"), "f")
+        self._disk.place(temporary, f"{target}.json")
+
+    def forget(self, before: float) -> None:
+        """Delete manifests of trees that are not here: they came from a store, and come again."""
+        for prefix in os.listdir(f"{self._root}/objects"):
+            for name in os.listdir(f"{self._root}/objects/{prefix}"):
+                path = f"{self._root}/objects/{prefix}/{name}"
+                if name.endswith(".t.json") and not os.path.lexists(path[: -len(".json")]) and os.lstat(path).st_ctime < before:
+                    os.unlink(path)
+
+
+def unsafe(manifest: Sequence[Entry]) -> str | None:
+    """Why a manifest, whose digest is right but whose author may be anybody, cannot be written out; None when it can."""
+    seen: set[str] = set()
+    solid: set[str] = set()  # what cannot be a folder
+    for entry in manifest:
+        parts = entry.path.split("/")
+        if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
+            return f"names a path that leaves its tree: {entry.path!r}"
+        if entry.path in seen:
+            return f"names {entry.path!r} twice"
+        if entry.kind not in "fxld" or len(entry.kind) != 1 or entry.size < 0 or (entry.kind in "fx" and not HEX.fullmatch(entry.value)):
+            return f"says nonsense about {entry.path!r}"
+        if entry.kind == "l":
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
+            if not entry.value or "\0" in entry.value or entry.value.startswith("/") or target == ".." or target.startswith("../"):
+                return f"holds a link that leaves its tree: {entry.path!r}"
+        seen.add(entry.path)
+        if entry.kind != "d":
+            solid.add(entry.path)
+    for entry in manifest:
+        at = posixpath.dirname(entry.path)
+        while at:
+            if at in solid:
+                return f"names {entry.path!r}, which is below something that is no folder"
+            at = posixpath.dirname(at)
+    return None

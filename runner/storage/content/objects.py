@@ -1,0 +1,387 @@
+"""Keep content by its name: put files and trees away once, give them out as copies or links.
+
+Under `objects/ab/`, for a SHA-256 that begins with `ab`: `<sha256>` is a plain file, `<sha256>.x` an executable one, `<sha256>.t` a tree and
+`<sha256>.t.json` its manifest, whose digest the tree's name is.  Everything is read-only and appears by one rename.
+
+A file of a few bytes may be a row of a table instead, stored together with the trace that names it: making a file of it costs more than the rest.
+Until then it is a record in a log below `partial/`, so that after a kill the next process knows it for ours, and takes it over.
+
+Up to `SMALL` bytes a file is hashed every time it is given out: that costs less than remembering.  Larger files and trees have a seal: what the file
+system said about them after their last change of ours.  A seal that does not match, or none, means that the object is hashed before it is used; so an
+edit is never taken for the result, not even one by root through a hard link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from ...errors import Corrupt
+from ..crash import crashpoint
+from . import files
+from .disk import MODE, SYNCED, Disk, alone, backdated, changed, delete, fail, mark, overwrite, protect, sync, sync_one, total, unlink, write
+from .files import Content, Entry
+from .manifests import SUFFIX, Manifests, place
+from .seals import Seal, Seals
+from .tiny import Table, TinyContents
+
+SMALL = 64 << 10
+"""Bytes; below it copying beats every kind of link."""
+
+
+class Objects:
+    """The local content store below `root` (`.recipe`).  Without a table every content is a file."""
+
+    def __init__(self, root: Path, recall: Callable[[Content], Seal | None] = lambda _content: None, table: Table | None = None) -> None:
+        self.root, self._root = root, str(root)
+        self.disk = Disk(self._root)
+        self.manifests = Manifests(self._root, self.disk)
+        self.tiny = TinyContents(self._root, self.disk, table)
+        self.seals = Seals(recall)
+        if table is not None:  # the umask cannot be asked for, and setting it is not for threads
+            mask = os.umask(0o22)
+            os.umask(mask)
+            self._mode = 0o666 & ~mask
+
+    # -- putting away
+
+    def take(self, path: str | Path, found: os.stat_result | None = None) -> Content:
+        """Put away what is at `path`, and answer what it is.  It stays there, read-only: files become links to the object where that is possible.
+
+        `found` is what the file system says of it, if that was asked already.  Delete it with `release`.
+        """
+        name = str(path)
+        try:
+            found = found or os.lstat(name)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL and found.st_nlink == 1:
+                return self._take_small(name, found)
+        except OSError as error:
+            fail(name, error)
+        before = mark(name, moves=True)
+        manifest = files.entries(name) if os.path.isdir(name) else None
+        content = files.scan(name) if manifest is None else files.tree_id(manifest)
+        self._put(name, content, manifest, before, stays=True)
+        return content
+
+    def release(self, content: Content, path: str) -> None:
+        """Delete `path`, from which `content` was taken.  Its files are links to the object, whose seal must not break by that."""
+        target, seal = self._path(content), self.seals.of(content)
+        sealed = seal is not None and self.seals.of_this_boot(seal) and seal.mark == mark(target)[1]
+        before = mark(target, moves=True) if sealed else (0, "")
+        delete(Path(path))
+        if sealed and mark(target, moves=True) == before:
+            self._seal(content, target, before[0])
+
+    def put(self, path: Path, content: Content, *, move: bool) -> None:
+        """Put away what is at `path`, which holds `content`.  With `move` the path may be gone afterwards."""
+        name = str(path)
+        manifest = files.entries(name) if content[0] == "t" else None
+        if manifest is not None and files.tree_id(manifest) != content:
+            changed(name)
+        self._put(name, content, manifest, mark(name, moves=True) if move else None)
+
+    def _put(self, name: str, content: Content, manifest: list[Entry] | None, before: tuple[int, str] | None, *, stays: bool = False) -> None:
+        """`before` is what the file system said before the bytes were hashed: they are moved, or linked where `name` stays.  Without it, copied."""
+        target = self._path(content)
+        try:
+            if self._keep(content, target):
+                return
+            ours = before is not None and alone(name, os.stat(f"{self._root}/objects").st_dev)
+            source = name if ours and not stays else self._copy_in(name, content, manifest, link=ours)
+            protect(source)
+            if ours and mark(name, moves=True) != before:
+                changed(name)
+            size = total(source)
+            if size >= SYNCED:
+                sync(source)
+            if manifest is None:
+                self.disk.place(source, target)
+            else:
+                self.manifests.write(target, manifest)
+                self._place_tree(source, target, content)
+            if size >= SYNCED:
+                sync_one(os.path.dirname(target))
+            crashpoint("object-put")
+            self._seal(content, target, size)
+        except OSError as error:
+            fail(name, error)
+
+    # -- asking
+
+    def path(self, content: Content) -> Path:
+        """Where `content` is, if it does.  One that had no file of its own has one from now on."""
+        target = self._path(content)
+        if content[0] != "t" and not os.path.lexists(target) and (data := self.tiny.row(content)) is not None:
+            temporary = self.disk.temporary()
+            try:
+                write(temporary, data, content[0])
+                os.chmod(temporary, MODE[content[0]])
+                self.disk.place(temporary, target)
+            except OSError as error:
+                fail(target, error)
+        return Path(target)
+
+    def entries(self, content: Content) -> list[Entry]:
+        """The manifest of a tree."""
+        return self.manifests.entries(content)
+
+    def has(self, content: Content) -> bool:
+        return self.tiny.known(content) or os.path.lexists(self._path(content)) or self.tiny.row(content) is not None
+
+    def all(self, before: float = math.inf) -> Iterator[Content]:
+        """Every object that is here, and was put away last before then: seconds since the epoch."""
+        rows = self.tiny.all()
+        kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
+        folder = f"{self._root}/objects"
+        for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if len(prefix) == 2:
+                for name in sorted(os.listdir(f"{folder}/{prefix}")):
+                    if (kind := kinds.get(name[64:])) is not None and len(name) >= 64:
+                        content = Content(f"{kind}:{name[:64]}")
+                        row = rows.pop(content, -math.inf)
+                        if row < before and (before == math.inf or os.lstat(f"{folder}/{prefix}/{name}").st_ctime < before):
+                            yield content
+        yield from sorted(content for content, at in rows.items() if at < before)
+
+    def size(self, content: Content) -> int:
+        """Bytes of content, without hashing."""
+        target = self._path(content)
+        return len(self.tiny.row(content) or b"") if not os.path.lexists(target) else total(target)
+
+    def verify(self, content: Content) -> bool:
+        """Whether the object is here and its bytes are what its name says; reads all of it."""
+        try:
+            return files.scan(self._path(content)) == content
+        except files.Unhashable:
+            return self.tiny.row(content) is not None
+
+    def intact(self, content: Content) -> bool:
+        """Whether the object may be used: its seal holds, or else its bytes were hashed just now and are right."""
+        target = self._path(content)
+        size, found = mark(target)
+        if not found:
+            return self.tiny.row(content) is not None
+        seal = self.seals.of(content)
+        holds = seal is not None and seal.mark == found
+        if holds and seal is not None and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED)):
+            return True
+        good = _verify_unsynced(self.manifests, content, target) if holds and content[0] == "t" else self.verify(content)
+        if good:
+            self._seal(content, target, size)
+        return good
+
+    # -- giving out
+
+    def copy_to(self, content: Content, target: str | Path, *, link: bool = False, spare: Callable[[str], bool] = lambda _path: False) -> None:
+        """Make `target` hold `content`, replacing what is there at once.  `link`: as a read-only hard link, where the file system can.
+
+        `spare` puts a plain file that may be written over at a path, and answers whether it had one.
+        """
+        name, source = str(target), self._path(content) if not link else str(self.path(content))
+        try:
+            small = None if content[0] == "t" or link else self._read_small(content, source)
+            if small is None:
+                self._demand(content)
+            temporary = self.disk.temporary()
+            if small is not None and content[0] == "f" and spare(temporary):
+                overwrite(temporary, small, self._mode)
+                os.utime(temporary, ns=backdated())
+            elif small is not None:
+                write(temporary, small, content[0])
+            elif content[0] == "t":
+                self.disk.copy_tree(self.manifests.entries(content), source, temporary, link=link)
+            else:
+                self.disk.copy_file(source, temporary, content[0], link=link)
+            crashpoint("copy-written")
+            self.disk.place(temporary, name)
+            if link:
+                if os.path.lexists(temporary):  # both were names of one file: a rename does nothing then
+                    os.unlink(temporary)
+                self._seal(content, source, total(source))
+        except OSError as error:
+            fail(name, error)
+
+    def small(self, content: Content) -> bytes | None:
+        """The bytes of a small file, verified; None for a tree or anything larger."""
+        return None if content[0] == "t" else self._read_small(content, self._path(content))
+
+    def stage(self, content: Content, target: Path) -> None:
+        """Put `content` into an attempt directory, where nothing is yet: a small file as a writable copy, the rest as a link to the object."""
+        name, source = str(target), self._path(content)
+        try:
+            small = None if content[0] == "t" else self._read_small(content, source)
+            if small is None:
+                self._demand(content)
+            if small is not None:
+                write(name, small, content[0])
+                return
+            if not os.path.isdir(folder := os.path.dirname(name)):
+                os.makedirs(folder, exist_ok=True)
+            os.symlink(source, name)
+        except OSError as error:
+            fail(name, error)
+
+    # -- throwing away
+
+    def remove(self, content: Content, *, before: float = math.inf) -> bool:
+        """Delete an object, unless it was put (again) since `before`.  Delete traces first."""
+        target = self._path(content)
+        row = content in self.tiny.forget([content], before)
+        try:
+            with _Turn(f"{self._root}/objects"):
+                if os.lstat(target).st_ctime >= before:
+                    return False
+                aside = self.disk.temporary()
+                if stat.S_ISDIR(os.lstat(target).st_mode):
+                    os.chmod(target, 0o700)
+                os.rename(target, aside)
+            self.seals.forget(content)
+            unlink(aside)
+            if content[0] == "t" and os.path.lexists(f"{target}.json"):
+                os.unlink(f"{target}.json")
+        except FileNotFoundError:
+            return row
+        except OSError as error:
+            fail(target, error)
+        return True
+
+    def sweep(self, *, before: float) -> None:
+        """Delete what processes that are dead by now were writing, if they began before then: no run that lives on another machine did."""
+        folder = f"{self._root}/partial"
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            maker = name.split("-")[0]
+            if maker.isdecimal() and os.path.exists(f"/proc/{maker}"):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was not dead, and is done
+                if os.lstat(f"{folder}/{name}").st_ctime < before:
+                    unlink(f"{folder}/{name}")
+        self.manifests.forget(before)
+
+    # -- below
+
+    def _path(self, content: Content) -> str:
+        return place(self._root, content)
+
+    def _take_small(self, name: str, found: os.stat_result) -> Content:
+        kind = "x" if found.st_mode & stat.S_IXUSR else "f"
+        handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            data = os.read(handle, found.st_size + 1)
+            if len(data) != found.st_size:
+                changed(name)
+            os.fchmod(handle, MODE[kind])
+        finally:
+            os.close(handle)
+        content = Content(f"{kind}:{hashlib.sha256(data).hexdigest()}")
+        try:
+            os.link(name, self._path(content))
+        except OSError:  # it is there, or its folder is not, or there are no links here
+            self._put(name, content, None, mark(name, moves=True), stays=True)
+        else:
+            crashpoint("object-put")
+        self.tiny.keep_recent(content, data)
+        return content
+
+    def _seal(self, content: Content, target: str, size: int) -> None:
+        if content[0] == "t" or size > SMALL:
+            self.seals.make(content, target, size)
+
+    def _keep(self, content: Content, target: str) -> bool:
+        """Whether a good object is here already; if so it is young again, so that a gc that has decided otherwise leaves it."""
+        if not os.path.lexists(target) or not self.intact(content):
+            return False
+        with _Turn(f"{self._root}/objects"):
+            try:
+                os.utime(target, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+        self._seal(content, target, total(target))
+        return True
+
+    def _copy_in(self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool) -> str:
+        """A copy below `partial`, verified; with `link` its files are links, which hold what `name` does."""
+        temporary = self.disk.temporary()
+        if manifest is not None:
+            self.disk.copy_tree(manifest, name, temporary, link=link)
+        else:
+            self.disk.copy_file(name, temporary, content[0], link=link)
+        if not link and files.scan(temporary) != content:
+            unlink(temporary)
+            changed(name)
+        return temporary
+
+    def _place_tree(self, source: str, target: str, content: Content) -> None:
+        """Give a tree its name as an object.  A good one that another process put there meanwhile stays: somebody may be reading it."""
+        with _Turn(f"{self._root}/objects"):
+            if os.path.lexists(target) and self.intact(content):
+                unlink(source)
+            else:
+                self.disk.place(source, target)
+                os.chmod(target, MODE["x"])
+
+    def _read_small(self, content: Content, source: str) -> bytes | None:
+        """The bytes, verified, if they are few."""
+        recent = self.tiny.recent(content)
+        if recent is not None:
+            return recent
+        try:
+            handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if (row := self.tiny.row(content)) is None:
+                _missing(content, source)
+            return row
+        try:
+            data = os.read(handle, SMALL + 1)
+        finally:
+            os.close(handle)
+        if len(data) > SMALL:
+            return None
+        if hashlib.sha256(data).hexdigest() != content[2:]:
+            _damaged(source)
+        return data
+
+    def _demand(self, content: Content) -> None:
+        if not self.has(content):
+            _missing(content, self._path(content))
+        if not self.intact(content):
+            _damaged(self._path(content))
+
+
+class _Turn:
+    """Putting an object that exists and removing one take turns, across processes."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> bool:
+    """After a power cut: a tree whose seal holds, but whose small files were perhaps never written out."""
+    try:
+        for entry in manifests.entries(content):
+            if entry.kind in "fx" and entry.size < SYNCED and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
+                return False
+    except (Corrupt, files.Unhashable):
+        return False
+    return True
+
+
+def _missing(content: Content, path: str) -> NoReturn:
+    raise Corrupt(f"{path}: {content[:14]}… is not in the store", fix="run again: the step that makes it will be run")
+
+
+def _damaged(path: str) -> NoReturn:
+    raise Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")

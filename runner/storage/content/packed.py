@@ -1,0 +1,324 @@
+"""A pack as a folder: write it, read it, say what is wrong with it, and what differs between two manifests.
+
+    <shard name>.tar   one per shard, as `tar.tar_stream` writes it
+    SHA256SUMS         of the shards, for `sha256sum -c`
+    manifest.json      what is in it; it appears last, so a folder without one is not complete
+
+`docs/packs.md` has all that a reader of other make needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ...errors import Corrupt, Infrastructure, NotFound
+from ..crew import Crew
+from .disk import pour
+from .files import Content, Entry, Progress, sort, tree_id
+from .manifests import unsafe
+from .pack import Shard, shard_name, shards
+from .tar import END, member_header, member_size, tar_stream
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+_SHARD = re.compile(r"[0-9a-f]{64}\.tar")
+_WORKERS = 2
+_CHUNK = 1 << 20
+_KEYS = re.compile(
+    r"(\.env(\..*)?|id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|key|p12|pfx|kdbx|ppk|jks)|\.netrc|\.npmrc|\.pypirc|\.htpasswd|\.git-credentials"
+    r"|credentials(\.json)?|service[-_]account.*\.json|\.aws|\.ssh|\.gnupg|\.kube|\.git|\.hg|\.svn)"
+)
+_HARMLESS = re.compile(r"\.env\.(example|sample|template|dist)")
+
+
+class Pack(NamedTuple):
+    """What a folder says that it holds.  `sums` are the SHA-256 of the shards' tars."""
+
+    content: Content
+    manifest: list[Entry]
+    shards: list[Shard]
+    sums: list[str]
+
+
+def file_manifest(name: str, content: Content, size: int) -> list[Entry]:
+    """The manifest of a pack that is one file."""
+    return [Entry(name, content[0], size, content[2:])]
+
+
+def content_of(manifest: Sequence[Entry], kind: str) -> Content:
+    """The content id that a manifest stands for: `kind` t for a tree, else that of its one file."""
+    return tree_id(manifest) if kind == "t" else Content(f"{manifest[0].kind}:{manifest[0].value}")
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def write(root: str, content: Content, manifest: Sequence[Entry], folder: Path, progress: Progress | None = None) -> Pack:
+    """Write the pack of what is at `root` into `folder`: an empty one, a new one, or one that held a pack, of which shards that stay are kept.
+
+    Raises Changed when a file is not what the manifest says, NotFound when the folder holds something else.
+    """
+    cut = shards(manifest)
+    before = _earlier(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        sums = _write_shards(root, cut, folder, before, progress)
+        for name in os.listdir(folder):
+            if name.endswith(".part") or (_SHARD.fullmatch(name) and name[:-4] not in sums):
+                os.unlink(folder / name)
+        _replace(folder / SUMS, "".join(f"{sums[shard.name]}  {shard.name}.tar\n" for shard in cut))
+        _replace(folder / MANIFEST, _json(content, manifest, cut, sums))
+    except OSError as error:
+        raise Infrastructure(f"{error.filename or folder}: {error.strerror}") from error
+    return Pack(content, list(manifest), cut, [sums[shard.name] for shard in cut])
+
+
+def _earlier(folder: Path) -> dict[str, str]:
+    """The sums of the shards that an earlier pack left here."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    if folder.exists() and not folder.is_dir():
+        raise NotFound(f"{folder} is not a folder", fix="name a new folder")
+    if foreign := [name for name in names if name not in (MANIFEST, SUMS) and not _SHARD.fullmatch(name) and not name.endswith(".tar.part")]:
+        raise NotFound(f"{folder} holds other things: {sorted(foreign)[0]}", fix="name a new folder, an empty one, or one that holds a pack")
+    try:
+        lines = (folder / SUMS).read_text("ascii").splitlines()
+    except (OSError, ValueError):
+        return {}
+    return {line[66:130]: line[:64] for line in lines if _SHARD.fullmatch(line[66:])}
+
+
+def _write_shards(root: str, cut: Sequence[Shard], folder: Path, before: dict[str, str], progress: Progress | None) -> dict[str, str]:
+    """Every shard, two at a time; shard name -> SHA-256 of its tar."""
+    crew = Crew(_WORKERS, progress, sum(shard.size for shard in cut))
+
+    def one(shard: Shard) -> tuple[str, str]:
+        target = f"{folder}/{shard.name}.tar"
+        if shard.name in before and _sum(target, shard.size) == before[shard.name]:
+            crew.done(shard.size)
+            return shard.name, before[shard.name]
+        return shard.name, _write_shard(root, shard, target, crew.done)
+
+    return dict(crew.map(one, cut))
+
+
+def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], None]) -> str:
+    hasher = hashlib.sha256()
+    part = f"{target}.part"
+    try:
+        with open(part, "wb", buffering=0) as file:
+            for data in tar_stream(root, shard.entries, check=True):
+                hasher.update(data)
+                pour(file.fileno(), data)
+                done(len(data))
+        os.replace(part, target)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return hasher.hexdigest()
+
+
+def _sum(path: str, size: int) -> str | None:
+    """The SHA-256 of a file of that size."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() if os.fstat(file.fileno()).st_size == size else None
+    except OSError:
+        return None
+
+
+def _json(content: Content, manifest: Sequence[Entry], cut: Sequence[Shard], sums: dict[str, str]) -> str:
+    """A line for each shard and each entry: `grep` and `diff` work on it."""
+    tars = [{"name": shard.name, "entries": len(shard.entries), "size": shard.size, "sha256": sums[shard.name]} for shard in cut]
+    head = f'{{"pack": 1,\n"content": {json.dumps(content)},\n"shards": [\n' + ",\n".join(map(json.dumps, tars))
+    return head + '\n],\n"entries": [\n' + ",\n".join(map(json.dumps, manifest)) + "\n]}\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tar.part")
+    temporary.write_text(text, "ascii")
+    temporary.replace(path)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> Pack:
+    """What the pack in `folder` says it holds; that it agrees with itself is checked, its shards are not opened.  Raises NotFound, Corrupt."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or found.get("pack") != 1:
+            raise Corrupt(f"{path}: not the manifest of a pack that this version can read")
+        content, manifest = (
+            Content(_text(found["content"])),
+            [Entry(_text(path), _text(kind), _count(size), _text(value)) for path, kind, size, value in found["entries"]],
+        )
+        if why := unsafe(manifest):
+            raise ValueError(why)
+        names, sums, cut, first = [], [], [], 0
+        for row in found["shards"]:
+            count, size = _count(row["entries"]), _count(row["size"])
+            members = tuple(manifest[first : first + count])
+            first += count
+            names.append(_text(row["name"]))
+            sums.append(_text(row["sha256"]))
+            cut.append(Shard(shard_name(members), members, size))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{folder} holds no pack: there is no {MANIFEST}", fix="name a folder that `recipe pack --out` wrote") from None
+    except OSError as error:
+        raise Infrastructure(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{path}: a damaged manifest") from error
+    kind = content[:1]
+    right = (
+        manifest == sort(list(manifest))
+        and (kind == "t" or (len(manifest) == 1 and kind in "fx"))
+        and content_of(manifest, kind) == content
+        and first == len(manifest)
+        and names == [shard.name for shard in cut]
+        and all(shard.size == len(END) + sum(map(member_size, shard.entries)) for shard in cut)
+    )
+    if not right:
+        raise Corrupt(f"{path}: it does not agree with the content that it names, {content[:14]}…")
+    return Pack(content, manifest, cut, sums)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(value)
+    return value
+
+
+def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterator[str]:
+    """Everything that is wrong with the shards of a pack, member by member."""
+    total, done = sum(shard.size for shard in pack.shards), 0
+    for shard, sha256 in zip(pack.shards, pack.sums, strict=True):
+        path = folder / f"{shard.name}.tar"
+        try:
+            with path.open("rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != shard.size:
+                    yield f"{path.name}: {found} bytes instead of {shard.size}"
+                hasher = hashlib.sha256()
+                wrong = list(_damaged(file, shard, hasher))
+                yield from (f"{path.name}: {fault}" for fault in wrong)
+                if found == shard.size and not wrong and hasher.hexdigest() != sha256:
+                    yield f"{path.name}: its SHA-256 in {MANIFEST} is another one"
+        except FileNotFoundError:
+            yield f"{path.name}: it is missing"
+        except OSError as error:
+            yield f"{path.name}: {error.strerror}"
+        done += shard.size
+        if progress is not None:
+            progress(done, total)
+    lines = "".join(f"{sha256}  {shard.name}.tar\n" for shard, sha256 in zip(pack.shards, pack.sums, strict=True))
+    try:
+        if (folder / SUMS).read_bytes() != lines.encode():
+            yield f"{SUMS}: it does not list what {MANIFEST} does"
+    except OSError as error:
+        yield f"{SUMS}: {error.strerror}"
+
+
+def _damaged(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
+    """The members of a tar of ours that are not as they were written.  The place of each is known, so that one does not hide the next."""
+    for entry in shard.entries:
+        head = member_header(entry)
+        data = file.read(len(head))
+        hasher.update(data)
+        right = data == head
+        if entry.kind in "fx":
+            member, left = hashlib.sha256(), entry.size
+            while left and (data := file.read(min(left, _CHUNK))):
+                member.update(data)
+                hasher.update(data)
+                left -= len(data)
+            padding = file.read(-entry.size % 512)
+            hasher.update(padding)
+            right = right and not left and member.hexdigest() == entry.value and not any(padding)
+        if not right:
+            yield f"{entry.path!r} is damaged"
+    data = file.read(len(END) + 1)
+    hasher.update(data)
+    if data != END:
+        yield "its end is damaged"
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str, str]]:
+    """What differs, in the order of paths: (`missing`, `new`, `changed`, `mode` or `link`, path)."""
+    old, new = {entry.path: entry for entry in before}, {entry.path: entry for entry in now}
+    found: list[tuple[str, str]] = []
+    for path in sorted(old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")):
+        was, entry = old.get(path), new.get(path)
+        if was is None or entry is None:
+            found.append(("new" if was is None else "missing", path))
+        elif was != entry:
+            same = was.value == entry.value and {was.kind, entry.kind} == {"f", "x"}
+            found.append(("mode" if same else "link" if was.kind == entry.kind == "l" else "changed", path))
+    return found
+
+
+def doubts(manifest: Sequence[Entry]) -> list[str]:
+    """What somebody should know before this leaves the machine: names that look like keys, and names that are one on other file systems."""
+    found: list[str] = []
+    folders = {"": ""}
+    secrets: dict[str, None] = {}
+    for entry in manifest:
+        parent, _, name = entry.path.rpartition("/")
+        above = folders.get(parent)
+        if above is None:
+            above = folders[parent] = next((part for part in _prefixes(parent) if _is_secret(part.rpartition("/")[2])), "")
+        if above or _is_secret(name):
+            secrets[above or entry.path] = None
+    found += [f"{path!r} looks like something that should not leave this machine" for path in secrets]
+    seen: dict[str, str] = {}
+    for path in _every(manifest):
+        other = seen.setdefault(_folded(path), path)
+        if other != path:
+            found.append(f"{other!r} and {path!r} are one name where case or accents do not count")
+    return found
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """A directory and those that it is in, from the top."""
+    parts = path.split("/")
+    return ("/".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+def _is_secret(name: str) -> bool:
+    return _KEYS.fullmatch(name) is not None and _HARMLESS.fullmatch(name) is None
+
+
+def _every(manifest: Sequence[Entry]) -> Iterator[str]:
+    """Every path of a tree, directories too, once."""
+    folders: set[str] = set()
+    for entry in manifest:
+        yield entry.path
+        parent = entry.path.rpartition("/")[0]
+        while parent and parent not in folders:
+            folders.add(parent)
+            yield parent
+            parent = parent.rpartition("/")[0]
+
+
+def _folded(path: str) -> str:
+    if path.isascii():
+        return path.lower()
+    import unicodedata
+
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())

@@ -1,0 +1,265 @@
+"""What one disk knows: digests of files, seals of objects, tiny contents, traces, published paths.  Always this SQLite file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, cast
+
+from ..content.files import Content, FileRow
+from ..content.seals import Seal
+from .database import Data, Database, Row, mapping, text
+
+
+class Made(NamedTuple):
+    """One output of a trace."""
+
+    name: str
+    path: str
+    content: Content
+
+
+class Trace(NamedTuple):
+    """This key gave these outputs.  Metrics and facts are parsed when asked for.
+
+    `metrics` are those that the key itself says how to read; `measured` those read by other rules, by the digest of the rule, the newest last.
+    """
+
+    key: str
+    recipe: str
+    step: str
+    run: str
+    made_at: float
+    seconds: float
+    outputs: tuple[Made, ...] = ()
+    metrics_json: str = "{}"
+    facts_json: str = "{}"
+    measured_json: str = "{}"
+
+    @property
+    def metrics(self) -> Data:
+        return mapping(self.metrics_json)
+
+    @property
+    def measured(self) -> Mapping[str, Data]:
+        return cast("Mapping[str, Data]", mapping(self.measured_json))
+
+    @property
+    def numbers(self) -> Data:
+        """Its metrics, or else those that were read last: for who does not know the rule."""
+        return self.metrics or next(reversed(list(self.measured.values())), {})
+
+    @property
+    def facts(self) -> Data:
+        return mapping(self.facts_json)
+
+
+class Published(NamedTuple):
+    """A file or tree that we have put into the workspace, and what the file system said about it then."""
+
+    path: str
+    content: Content
+    identity: str
+    run: str
+    step: str
+    recipe: str
+
+
+class Changes(NamedTuple):
+    """What is stored together.  A key keeps its first trace, unless it is `again` made: by a step that ran although it had one."""
+
+    traces: Sequence[Trace] = ()
+    again: Collection[str] = ()
+    files: Collection[FileRow] = ()
+    objects: Collection[Seal] = ()
+    tiny: Mapping[Content, bytes] = MappingProxyType({})
+    published: Collection[Published] = ()
+
+
+NOTHING: Final = Changes()
+
+
+class Index:
+    """The index in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def files(self) -> list[FileRow]:
+        """Every remembered digest, for `DigestCache`."""
+        return cast("list[FileRow]", self._database.all("SELECT path, dev, ino, size, mtime_ns, ctime_ns, content FROM files"))
+
+    def seal(self, content: Content) -> Seal | None:
+        """The seal of an object, for `Objects`."""
+        rows = self._database.all("SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,))
+        return Seal(*rows[0]) if rows else None
+
+    def stored_bytes(self) -> int:
+        """The bytes of all objects that have a seal."""
+        ((size,),) = self._database.all("SELECT coalesce(sum(size), 0) FROM objects")
+        return int(size)
+
+    def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
+        """The bytes of tiny contents, for `Objects`: of those that are here."""
+        whole = "coalesce(CAST(data AS BLOB), x'')"  # whatever damage has made of it, these are bytes
+        query = f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))"  # noqa: S608
+        return dict(self._database.all(query, (json.dumps(contents),)))
+
+    def tinies(self) -> dict[Content, float]:
+        """Every tiny content, and when it was stored last."""
+        return dict(self._database.all("SELECT content, at FROM tiny"))
+
+    def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
+        """The traces of those keys that have one, whole.  A damaged row is no trace."""
+        chosen = (json.dumps(keys),)
+        rows = self._database.all("SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen)
+        measured: dict[str, list[Row]] = {}
+        for row in self._database.all("SELECT * FROM measured WHERE key IN (SELECT value FROM json_each(?)) ORDER BY at", chosen):
+            measured.setdefault(row[0], []).append(row)
+        return {row[0]: trace for row in rows if (trace := _trace(row, measured.get(row[0], ()))) is not None}
+
+    def trace(self, key: str) -> Trace | None:
+        """The trace of one key, if it has one and it is whole."""
+        return self.traces([key]).get(key)
+
+    def every_trace(self) -> Iterator[Trace]:
+        """All traces, oldest first."""
+        keys = [row[0] for row in self._database.all("SELECT key FROM traces ORDER BY made_at")]
+        for start in range(0, len(keys), 10_000):
+            part = keys[start : start + 10_000]
+            found = self.traces(part)
+            yield from (found[key] for key in part if key in found)
+
+    def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
+        """What every key of a recipe gave, and whether its trace has metrics: the fast half of `trace`, for tens of thousands at once.
+
+        Items are bare (name, path, content) triples.
+        """
+        rows = self._database.all(
+            "SELECT key, outputs, outputs_crc, metrics <> '{}' OR key IN (SELECT key FROM measured) FROM traces WHERE recipe = ?", (recipe,)
+        )
+        crc32 = zlib.crc32
+        sound = [row for row in rows if crc32(f"{row[0]}{row[1]}".encode()) == row[2]]
+        made = json.loads("[" + ",".join([row[1] for row in sound]) + "]")
+        return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
+
+    def traces_of_others(self, recipe: str) -> bool:
+        """Whether there is a trace of any other recipe than this one."""
+        parts = "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1", "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1"
+        return any(self._database.all(part, (recipe,)) for part in parts)
+
+    def more_than(self, recipe: str, most: int) -> bool:
+        """Whether a recipe has more traces than so many."""
+        ((count,),) = self._database.all("SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)", (recipe, most + 1))
+        return bool(count > most)
+
+    def expected(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
+        """Seconds that each of `steps` may take, from the last times; recent ones weigh more.  Steps never made are absent."""
+        newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
+        query = f"SELECT value, (SELECT json_group_array(seconds) FROM ({newest})) FROM json_each(?)"  # noqa: S608
+        answer: dict[str, float] = {}
+        for step, found in self._database.all(query, (recipe, json.dumps(list(steps)))):
+            for seconds in reversed(json.loads(found)):
+                answer[step] = (answer[step] + seconds) / 2 if step in answer else seconds
+        return answer
+
+    def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
+        """How each of `steps` was made last.  Steps never made are absent."""
+        newest = "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
+        query = f"SELECT value, ({newest}) FROM json_each(?)"  # noqa: S608
+        keys = {step: key for step, key in self._database.all(query, (recipe, json.dumps(list(steps)))) if key}
+        traces = self.traces(list(keys.values()))
+        return {step: traces[key] for step, key in keys.items() if key in traces}
+
+    def published(self, recipe: str | None = None) -> dict[str, Published]:
+        """Everything that we have put into the workspace, by path."""
+        rows = self._database.all("SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe))
+        return {row[0]: Published(*row) for row in rows}
+
+    def write(self, db: sqlite3.Connection, changes: Changes) -> None:
+        """Store changes in the transaction that is open."""
+        now = time.time()
+        self._save_traces(db, changes.traces, changes.again)
+        db.executemany("INSERT OR REPLACE INTO tiny VALUES (?, ?, ?)", [(content, data, now) for content, data in changes.tiny.items()])
+        self._save(db, changes.files, changes.objects)
+        db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", changes.published)
+
+    def remember(self, files: Iterable[FileRow], objects: Iterable[Seal] = ()) -> None:
+        """Keep digests and seals that were learned outside a run."""
+        with self._database.transaction() as db:
+            self._save(db, files, objects)
+
+    def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
+        """Take files as they are for what a step makes: this trace instead of any other of its key."""
+        with self._database.transaction() as db:
+            self._save_traces(db, [trace], [trace.key])
+            db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
+
+    def learn(self, traces: Sequence[Trace]) -> None:
+        """Keep traces of keys that have none, and metrics that were read anew of one that is the key's own."""
+        with self._database.transaction() as db:
+            self._save_traces(db, traces)
+
+    def unpublish(self, paths: Iterable[str]) -> None:
+        """Forget that we have put these paths into the workspace."""
+        with self._database.transaction() as db:
+            db.executemany("DELETE FROM published WHERE path = ?", [(path,) for path in paths])
+
+    def forget(self, *, traces: Iterable[str] = (), objects: Iterable[Content] = (), files: Iterable[str] = ()) -> None:
+        """Delete rows: what `gc` decided."""
+        with self._database.transaction() as db:
+            self._forget_traces(db, traces)
+            db.executemany("DELETE FROM objects WHERE content = ?", [(content,) for content in objects])
+            db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
+
+    def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
+        """Delete those of these tiny contents that were stored last before then, and say which."""
+        statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
+        with self._database.transaction() as db:
+            return {row[0] for row in db.execute(statement, (before, json.dumps(contents))).fetchall()}
+
+    def _save(self, db: sqlite3.Connection, files: Iterable[FileRow], objects: Iterable[Seal]) -> None:
+        db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", files)
+        db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)", objects)
+
+    def _save_traces(self, db: sqlite3.Connection, traces: Sequence[Trace], again: Iterable[str] = ()) -> None:
+        self._forget_traces(db, again)
+        db.executemany("INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [_trace_row(trace) for trace in traces])
+        # Numbers are of one attempt: they go with no other trace of the key.
+        db.executemany(
+            "INSERT OR REPLACE INTO measured SELECT key, ?, ?, ?, ? FROM traces WHERE key = ? AND run = ? AND step = ? AND made_at = ?",
+            [row for trace in traces if trace.measured_json != "{}" for row in _measured_rows(trace)],
+        )
+
+    def _forget_traces(self, db: sqlite3.Connection, keys: Iterable[str]) -> None:
+        gone = [(key,) for key in keys]
+        db.executemany("DELETE FROM traces WHERE key = ?", gone)
+        db.executemany("DELETE FROM measured WHERE key = ?", gone)
+
+
+def _trace_row(trace: Trace) -> Row:
+    outputs = json.dumps(trace.outputs, separators=(",", ":"))
+    said = (trace.metrics_json, trace.facts_json)
+    return (*trace[:6], outputs, _crc(trace.key, outputs), *said, _crc(trace.key, *said))
+
+
+def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
+    if _crc(row[0], row[6]) != row[7] or _crc(row[0], row[8], row[9]) != row[10]:
+        return None
+    sound = ",".join([f'"{rule}":{metrics}' for key, rule, _, metrics, crc in measured if _crc(key, rule, metrics) == crc])
+    return Trace._make((*row[:6], tuple(Made(*item) for item in json.loads(row[6])), row[8], row[9], f"{{{sound}}}"))
+
+
+def _measured_rows(trace: Trace) -> Iterator[Row]:
+    """A row for each rule: what is stored, and then which trace it belongs to."""
+    for n, (rule, metrics) in enumerate(trace.measured.items()):
+        numbers = text(metrics)
+        yield rule, time.time() + n * 1e-3, numbers, _crc(trace.key, rule, numbers), trace.key, trace.run, trace.step, trace.made_at
+
+
+def _crc(*parts: object) -> int:
+    return zlib.crc32("".join(map(str, parts)).encode())

@@ -1,0 +1,268 @@
+"""The ledger: every lease that was ever meant to be taken, and what it cost.
+
+A move is committed before its effect, and only by the holder of the lease: who resumes a run takes its leases over, and the process that had them
+before can move them no more.  For drivers that cost money there is one ledger of a user for all workspaces, so that a machine is known although its
+workspace is deleted; a place that costs nothing stands in its workspace's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from ...errors import Busy
+from ...paths import data_folder
+from .database import Data, Database, Kind, Row, mapping, text
+
+State: TypeAlias = Literal["ASKED", "COMING", "UP", "RELEASING", "GONE"]
+
+MOVES: Final[Mapping[State, frozenset[State]]] = {
+    "ASKED": frozenset({"COMING", "RELEASING", "GONE"}),  # GONE: it was never rented.  RELEASING: it is not wanted, whether or not it was rented
+    "COMING": frozenset({"UP", "RELEASING"}),
+    "UP": frozenset({"RELEASING"}),
+    "RELEASING": frozenset({"GONE"}),
+    "GONE": frozenset(),
+}
+
+LEDGER: Final = Kind(
+    "ledger.db",
+    0x7263706C,  # "rcpl"
+    (
+        (
+            "CREATE TABLE leases (key TEXT PRIMARY KEY, driver TEXT, run TEXT, workspace TEXT, need TEXT, holder TEXT, state TEXT, offer TEXT,"
+            " until REAL, price REAL, lease TEXT, asked REAL, up REAL, gone REAL, reason TEXT) WITHOUT ROWID",
+            "CREATE INDEX leases_by_state ON leases (state)",
+            "CREATE TABLE spending (lease TEXT, since REAL, till REAL, usd REAL, source TEXT, settled INTEGER, PRIMARY KEY (lease, source))"
+            " WITHOUT ROWID",
+        ),
+        (
+            "ALTER TABLE leases ADD COLUMN stack TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE leases ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
+        ),
+    ),
+    (),
+    {},
+    0o600,
+    "RECIPE_LEDGER",
+    "",
+    "then look at your provider's console, and end machines there that nothing uses",
+)
+
+
+class LeaseRow(NamedTuple):
+    """One lease.  Times are seconds since the epoch, `price` is US dollars an hour; `offer` and `lease` are what the driver gave."""
+
+    key: str
+    driver: str
+    run: str
+    workspace: str
+    need: Data
+    holder: str
+    state: State
+    offer: Data
+    until: float
+    price: float = 0.0
+    lease: Data = {}  # noqa: RUF012  (never written to)
+    asked: float = 0.0
+    up: float | None = None
+    gone: float | None = None
+    reason: str = ""
+    stack: str = ""  # the stack that it was rented for
+    machine: str = ""  # its own key: a machine that is kept.  Another's: a use of that machine, from its start until it is stopped
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is a machine that outlives runs.  Its price is that of its disk, the rest is its uses'."""
+        return self.machine == self.key
+
+    @property
+    def paid_from(self) -> float | None:
+        """When it began to cost: with its order, or, where it waits in a queue, when it was up; None: not yet."""
+        return self.up if self.offer.get("queued") else self.asked
+
+
+class Spent(NamedTuple):
+    """US dollars; `accrued` by the price, or `charged` by the provider."""
+
+    usd: float
+    source: str
+
+
+class NotOurs(Busy):
+    """Another process holds the lease, or it is in another state by now."""
+
+
+def of_user(environ: Mapping[str, str]) -> Path:
+    """The file of a user's ledger."""
+    return Path(environ.get("RECIPE_LEDGER") or f"{data_folder(environ)}/{LEDGER.name}")
+
+
+def of_workspace(home: Path) -> Path:
+    """The file of the ledger of a workspace whose store is at `home`: for places that cost nothing."""
+    return home / LEDGER.name
+
+
+class Ledger:
+    """One connection to a ledger.  Make one with `Ledger.open`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Ledger:
+        """Open the file, making or migrating it as needed.  Read-only: nothing is made, and a file that is not there is empty."""
+        path = Path(os.path.abspath(path))
+        return cls(Database.open(path.parent, LEDGER._replace(name=path.name), read_only=read_only))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def ask(self, *rows: LeaseRow) -> None:
+        """Note that these leases are about to be asked for, all or none."""
+        with self._database.transaction() as db:
+            for row in rows:
+                _insert(db, row._replace(state="ASKED", lease={}, asked=row.asked or time.time(), up=None, gone=None, reason=""))
+
+    def move(self, row: LeaseRow, after: State, *, lease: Data | None = None, reason: str = "") -> LeaseRow:
+        """Move a lease on; what it cost so far is noted with it.  Raises NotOurs, and changes nothing, when it is not as `row` says any more."""
+        if after not in MOVES[row.state]:
+            raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
+        with self._database.transaction() as db:
+            return self._moved(db, row, after, row.lease if lease is None else lease, reason)
+
+    def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
+        """End one use of a machine that goes on running, and begin another.  Raises NotOurs when it is not as `row` says any more."""
+        now = time.time()
+        after = row._replace(key=key, holder=holder, run=run, workspace=workspace, asked=now, up=now, reason="")
+        with self._database.transaction() as db:
+            releasing = self._moved(db, row, "RELEASING", row.lease, "the machine keeps running")
+            self._moved(db, releasing, "GONE", row.lease, "")
+            _insert(db, after)
+        return after
+
+    def _moved(self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str) -> LeaseRow:
+        now = time.time()
+        moved = row._replace(
+            state=after,
+            lease=lease,
+            reason=reason or row.reason,
+            up=now if after == "UP" else row.up,
+            gone=now if after == "GONE" else row.gone,
+        )
+        cursor = db.execute(
+            "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ? WHERE key = ? AND holder = ? AND state = ?",
+            (after, text(moved.lease), moved.reason, moved.up, moved.gone, row.key, row.holder, row.state),
+        )
+        _demand(cursor, row)
+        if row.price and moved.lease:
+            self._accrued(db, row, now, after == "GONE")
+        elif row.price and after == "GONE" and now >= row.until:  # it may have been there all its time, and ended itself before anyone looked
+            self._accrued(db, row, row.until, True)
+        return moved
+
+    def accrue(self, row: LeaseRow) -> None:
+        """Note what a lease that is still there has cost so far, by its price."""
+        now = time.time()
+        with self._database.transaction() as db:
+            self._accrued(db, row, now, False)
+
+    def charge(self, row: LeaseRow, usd: float) -> None:
+        """Note what the provider charged for a lease, US dollars: it counts instead of what was accrued."""
+        with self._database.transaction() as db:
+            self._spent(db, row, time.time(), usd, "charged", row.state == "GONE")
+
+    def _accrued(self, db: sqlite3.Connection, row: LeaseRow, now: float, settled: bool) -> None:
+        hours = max(0.0, now - row.paid_from) / 3600 if row.paid_from is not None else 0.0
+        self._spent(db, row, now, row.price * hours, "accrued", settled)
+
+    def _spent(self, db: sqlite3.Connection, row: LeaseRow, now: float, usd: float, source: str, settled: bool) -> None:
+        db.execute("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?, ?, ?)", (row.key, row.asked, now, usd, source, settled))
+
+    def take(self, row: LeaseRow, holder: str) -> LeaseRow:
+        """Become the holder of a lease.  Raises NotOurs when it is not as `row` says any more."""
+        return self._guarded(row, row._replace(holder=holder))
+
+    def extend(self, row: LeaseRow, until: float) -> LeaseRow:
+        """Have a lease end later.  Raises NotOurs when it is not as `row` says any more."""
+        return self._guarded(row, row._replace(until=until))
+
+    def _guarded(self, row: LeaseRow, after: LeaseRow) -> LeaseRow:
+        with self._database.transaction() as db:
+            cursor = db.execute(
+                "UPDATE leases SET holder = ?, until = ? WHERE key = ? AND holder = ? AND state = ?",
+                (after.holder, after.until, row.key, row.holder, row.state),
+            )
+            _demand(cursor, row)
+        return after
+
+    def living(self, driver: str | None = None) -> list[LeaseRow]:
+        """The leases that are not GONE, the oldest first."""
+        return _rows(self._database, "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key", driver, driver)
+
+    def row(self, key: str) -> LeaseRow:
+        """One lease, which is known to be there."""
+        (found,) = _rows(self._database, "key = ?", key)
+        return found
+
+    def states(self, driver: str) -> dict[str, State]:
+        """The state of every lease that was ever asked of a driver, by its key."""
+        rows = self._database.all("SELECT key, state FROM leases WHERE driver = ?", (driver,))
+        return {str(key): state for key, state in rows}
+
+    def of_run(self, run: str) -> list[LeaseRow]:
+        """All leases that a run ever asked for, the oldest first."""
+        return _rows(self._database, "run = ? ORDER BY asked, key", run)
+
+    def spent(self, key: str) -> float:
+        """US dollars that a lease has cost, as far as that was noted: what the provider charged, else what was accrued."""
+        found = self.costs([key]).get(key)
+        return found.usd if found is not None else 0.0
+
+    def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
+        """The same for several leases; those of which nothing was noted are missing."""
+        marks = ", ".join("?" * len(keys))
+        rows = self._database.all(f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source", tuple(keys))  # noqa: S608
+        return {str(key): Spent(float(usd), str(source)) for key, usd, source in rows}  # "charged" comes after "accrued"
+
+    def last(self, driver: str) -> LeaseRow | None:
+        """The lease that was asked of a driver last."""
+        return next(iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None)
+
+    def since(self, moment: float) -> list[LeaseRow]:
+        """All leases that were asked for since then, the oldest first."""
+        return _rows(self._database, "asked >= ? ORDER BY asked, key", moment)
+
+    def there_since(self, moment: float) -> list[LeaseRow]:
+        """All leases that were there at some time since then, the oldest first."""
+        return _rows(self._database, "state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
+
+
+def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
+    if not cursor.rowcount:
+        raise NotOurs(f"the lease {row.key} is held by another process", fix="`recipe reap -n` lists the leases that there are")
+
+
+def _insert(db: sqlite3.Connection, row: LeaseRow) -> None:
+    values = (*row[:4], text(row.need), *row[5:7], text(row.offer), *row[8:10], text(row.lease), *row[11:])
+    db.execute(f"INSERT INTO leases VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+
+
+def _rows(database: Database, where: str, *values: object) -> list[LeaseRow]:
+    return [_row(row) for row in database.all(f"SELECT * FROM leases WHERE {where}", values)]  # noqa: S608
+
+
+def _row(row: Row) -> LeaseRow:
+    fields = list(row)
+    fields[4], fields[7], fields[10] = mapping(row[4]), mapping(row[7]), mapping(row[10])
+    return LeaseRow._make(fields)

@@ -1,0 +1,148 @@
+"""One PostgreSQL database: a connection that is made anew where it breaks, its schema, and what it is notified of."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import Connection
+
+from ...errors import Infrastructure, Unusable
+from .database import Row
+
+PATIENCE: Final = 60.0
+"""Seconds that a database which does not answer is waited for."""
+PAUSE: Final = 0.5
+CHANNEL: Final = "recipe_runs"
+_LOCK: Final = 0x72637065
+"""Of the advisory lock under which the schema is migrated."""
+Answer = TypeVar("Answer")
+
+_MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        "CREATE TABLE runs (id text PRIMARY KEY, recipe text NOT NULL, plan text NOT NULL, inputs text NOT NULL, workspace text NOT NULL,"
+        " state text NOT NULL, reason text NOT NULL, request text NOT NULL DEFAULT '', created float8 NOT NULL, ended float8,"
+        " claim text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0, next_event bigint NOT NULL DEFAULT 2, data text NOT NULL,"
+        " priority integer NOT NULL DEFAULT 0, due float8, idempotency text NOT NULL DEFAULT '', recoveries integer NOT NULL DEFAULT 0,"
+        " driver text NOT NULL, labels text[] NOT NULL, holder text NOT NULL DEFAULT '', held_until timestamptz NOT NULL DEFAULT '-infinity')",
+        "CREATE UNIQUE INDEX runs_by_idempotency ON runs (idempotency) WHERE idempotency <> ''",
+        "CREATE INDEX runs_due ON runs (priority DESC, due, id) WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE')",
+        "CREATE INDEX runs_by_age ON runs (created DESC, id DESC)",
+        "CREATE TABLE steps (run text, step text, state text NOT NULL, key text NOT NULL, reason text NOT NULL, PRIMARY KEY (run, step))",
+        "CREATE TABLE attempts (id text PRIMARY KEY, run text NOT NULL, step text NOT NULL, n integer NOT NULL, key text NOT NULL, job text NOT NULL,"
+        " dir text NOT NULL, started float8, ended float8, outcome text NOT NULL, reason text NOT NULL, exit text NOT NULL, preimage text NOT NULL)",
+        "CREATE INDEX attempts_by_run ON attempts (run, step, n)",
+        "CREATE TABLE events (run text, seq bigint, at float8 NOT NULL, subject text NOT NULL, id text NOT NULL, before text NOT NULL,"
+        " after text NOT NULL, reason text NOT NULL, data text NOT NULL, PRIMARY KEY (run, seq))",
+    ),
+    (
+        "ALTER TABLE runs ADD COLUMN submitter text NOT NULL DEFAULT '', ADD COLUMN bundle text NOT NULL DEFAULT '',"
+        " ADD COLUMN store text NOT NULL DEFAULT '', ADD COLUMN outputs text NOT NULL DEFAULT '[]', ADD COLUMN worked_in text NOT NULL DEFAULT ''",
+        "CREATE INDEX runs_worked_in ON runs (worked_in) WHERE worked_in <> ''",
+        "CREATE TABLE bundles (digest text PRIMARY KEY, data bytea NOT NULL, at timestamptz NOT NULL DEFAULT now())",
+        "CREATE TABLE chunks (run text, attempt text, stream text, start bigint, data bytea NOT NULL, content text NOT NULL DEFAULT '',"
+        " PRIMARY KEY (run, attempt, stream, start))",
+        "CREATE TABLE keys (key text PRIMARY KEY, run text NOT NULL)",
+    ),
+    (
+        "CREATE TABLE outbox (number bigserial PRIMARY KEY, run text NOT NULL, receiver text NOT NULL, id text NOT NULL, type text NOT NULL,"
+        " body text NOT NULL, points integer NOT NULL DEFAULT 0, state text NOT NULL DEFAULT 'waiting', tries integer NOT NULL DEFAULT 0,"
+        " created float8 NOT NULL, due float8 NOT NULL, held_until float8 NOT NULL DEFAULT 0, reason text NOT NULL DEFAULT '')",
+        "CREATE INDEX outbox_in_order ON outbox (run, receiver, number) WHERE state = 'waiting'",
+        "CREATE INDEX outbox_due ON outbox (due) WHERE state = 'waiting'",
+    ),
+    (
+        "CREATE INDEX runs_by_state ON runs (workspace, state, id DESC)",
+        "CREATE INDEX runs_by_user ON runs (workspace, submitter, id DESC)",
+    ),
+    (
+        "CREATE INDEX runs_busy ON runs (holder) WHERE claim <> '' OR state = 'ACTIVE'",
+        "CREATE INDEX attempts_by_step ON attempts (step, started DESC NULLS LAST)",
+    ),
+)
+"""One tuple of statements for each version of the schema.  Released ones never change."""
+
+
+class PostgresDatabase:
+    """The database at one address.  Raises Infrastructure where it does not answer, or refuses a statement."""
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
+        self._url = url
+        self._connection: Connection[Row] | None = None
+        self._news = 0
+        self.do(lambda db: _migrate(db, read_only=read_only))
+
+    def close(self) -> None:
+        if self._connection is not None and not self._connection.closed:
+            _idle[self._url] = self._connection
+        self._connection = None
+
+    @property
+    def open(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    def news(self) -> int:
+        """A number that is another one once something may have changed: a notification came, or the connection is a new one."""
+        db = self._connection
+        if db is not None and not db.closed and select.select([db.fileno()], [], [], 0)[0]:
+            self._news += len(self.do(lambda db: list(db.notifies(timeout=0))))
+        return self._news
+
+    def all(self, statement: str, values: Any = ()) -> list[Row]:
+        return self.do(lambda db: db.execute(statement.encode(), values).fetchall())
+
+    def do(self, what: Callable[[Connection[Row]], Answer]) -> Answer:
+        """Do something in the database; anew where the connection breaks.  Raises Infrastructure when it does not answer for `PATIENCE` seconds."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._connection = _idle.pop(self._url, None) or connected(self._url)
+                    self._news += 1
+                return what(self._connection)
+            except psycopg.OperationalError as error:
+                if self._connection is not None:
+                    self._connection.close()
+                if time.monotonic() > deadline:
+                    raise Infrastructure(f"the database of runs does not answer: {error}", fix="look at RECIPE_RUNS, and whether it runs") from error
+                time.sleep(PAUSE)
+            except psycopg.Error as error:
+                raise Infrastructure(
+                    f"the database of runs refused a statement: {error}", fix="look at RECIPE_RUNS, and what it may do there"
+                ) from error
+
+
+_idle: dict[str, Connection[Row]] = {}
+"""Connections that were closed, for the next caller of the same address: a Python program opens its workspace anew for each call."""
+
+
+def connected(url: str) -> Connection[Row]:
+    db = psycopg.connect(url, autocommit=True, connect_timeout=10, application_name="recipe")
+    db.execute("LISTEN " + CHANNEL)
+    return db
+
+
+def _migrate(db: Connection[Row], *, read_only: bool) -> None:
+    """Bring the schema to the version of this program, in one transaction under a lock.  Raises Unusable."""
+    try:
+        version = int((db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[0])
+    except psycopg.errors.UndefinedTable:
+        version = 0
+    if version > len(_MIGRATIONS):
+        raise Unusable(f"the database of runs has format {version}; this recipe knows {len(_MIGRATIONS)}", fix="update recipe on this machine")
+    if version == len(_MIGRATIONS):
+        return
+    if read_only:
+        raise Unusable(f"the database of runs has format {version}, older than this program's", fix="`recipe run` migrates it")
+    with db.transaction():
+        db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        db.execute("CREATE TABLE IF NOT EXISTS recipe_schema (version integer PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())")
+        version = int((db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[0])
+        for number, statements in enumerate(_MIGRATIONS[version:], version + 1):
+            for statement in statements:
+                db.execute(statement.encode())
+            db.execute("INSERT INTO recipe_schema VALUES (%s)", (number,))

@@ -1,0 +1,370 @@
+"""Runs in a PostgreSQL database, for workers of more than one machine.  What one disk knows stays in that disk's own file.
+
+A group is one guarded transaction: the disk's index first, which is named by content and may be written twice, then the rows here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from psycopg import Connection, sql
+
+from ..crash import crashpoint
+from .database import Data, Database, Row, mapping, text
+from .exchange import Exchange
+from .index import NOTHING, Changes, Index
+from .outbox import COLUMNS, POSTGRES, Letter, Outbox, rows
+from .postgres_claims import BEAT, CLAIM, FREE, Holder, boottime
+from .postgres_database import CHANNEL, PostgresDatabase
+from .postgres_exchange import PostgresExchange
+from .runs import (
+    FINAL,
+    NO_DATA,
+    RUN_COLUMNS,
+    SILENT,
+    AttemptRow,
+    Event,
+    Offer,
+    Reporter,
+    Requested,
+    RunRow,
+    Runs,
+    Stale,
+    StepRow,
+    Submitted,
+    Words,
+    attempt_row,
+    events_of,
+    is_progress,
+    run_of,
+    same_request,
+)
+
+if TYPE_CHECKING:
+    from ...planning.schedule import Move
+
+_NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
+"""A value in a statement that both databases take."""
+_CLAIMING: Final = 0x72637066
+"""Of the advisory lock under which runs are counted."""
+_COLUMNS: Final = f"{RUN_COLUMNS}, submitter, bundle, store, outputs"
+_COUNTED: Final = {"user": "submitter", "recipe": "recipe", "driver": "driver"}
+_FINAL: Final = "('COMPLETED', 'FAILED', 'CANCELLED')"
+_WORDS: Final = Words(
+    _COLUMNS,
+    "workspace = :workspace",
+    "(workspace = :workspace OR (worked_in = :workspace AND bundle <> ''))",  # submitted in it, or carried out there
+    "= ANY(:{})",
+    "SELECT a.* FROM unnest(:steps::text[]) AS wanted(step) CROSS JOIN LATERAL (SELECT a.* FROM attempts a JOIN runs r ON r.id = a.run"
+    " WHERE a.step = wanted.step AND r.recipe = :recipe AND r.workspace = :workspace ORDER BY a.started DESC NULLS LAST LIMIT 1) a",
+    {
+        "user": "submitter = :user",
+        "name": "data::json ->> 'name' = :name",
+        "part": "position(:part in id) > 0",
+        "label": ":label = ANY(labels)",
+    },
+)
+_SUBMIT: Final = """
+WITH new AS (
+    INSERT INTO runs (id, recipe, plan, inputs, workspace, state, reason, created, claim, fence, data, priority, due, idempotency, submitter, bundle,
+        store, driver, labels, holder, held_until)
+    VALUES (%(id)s, %(recipe)s, %(plan)s, %(inputs)s, %(workspace)s, 'QUEUED', %(reason)s, %(created)s, %(claim)s, %(fence)s, %(data)s, %(priority)s,
+        %(due)s, %(idempotency)s, %(user)s, %(bundle)s, %(store)s, %(driver)s, %(labels)s, %(holder)s, now() + %(long)s * interval '1 second')
+    ON CONFLICT DO NOTHING RETURNING id, fence
+), began AS (
+    INSERT INTO events SELECT id, 1, %(now)s, 'run', id, '', 'QUEUED', %(reason)s, '{}' FROM new
+), brought AS (
+    INSERT INTO bundles SELECT %(bundle)s, %(packed)s::bytea FROM new WHERE %(packed)s::bytea IS NOT NULL ON CONFLICT DO NOTHING
+)
+SELECT fence, pg_notify(%(channel)s, id) FROM new
+"""
+"""A submission in one statement.  No row: a run of this id, or of this idempotency key, is there."""
+_GROUP: Final = """
+WITH ours AS (
+    UPDATE runs SET
+        next_event = next_event + %(count)s::int,
+        recoveries = recoveries * %(fading)s,
+        held_until = now() + %(long)s * interval '1 second',
+        state = coalesce(%(state)s::text, state),
+        reason = coalesce(%(why)s::text, reason),
+        request = CASE WHEN %(state)s::text IS NULL THEN request ELSE '' END,
+        ended = CASE WHEN %(state)s::text IS NULL THEN ended WHEN %(over)s::bool THEN %(now)s::float8 END,
+        claim = CASE WHEN %(over)s::bool THEN '' ELSE claim END,
+        data = CASE WHEN %(over)s::bool AND data LIKE '%%"opens":%%' THEN (data::jsonb - 'opens')::text ELSE data END
+    WHERE id = %(run)s AND fence = %(fence)s AND holder = %(me)s AND claim <> ''
+        AND (%(state)s::text IS NULL OR request IN ('', %(answers)s::text))
+    RETURNING id, next_event
+), noted AS (
+    INSERT INTO events SELECT ours.id, next_event - %(count)s::int + n - 1, %(now)s, e0, e1, e2, e3, e4, e5
+    FROM ours, unnest(%(e0)s::text[], %(e1)s::text[], %(e2)s::text[], %(e3)s::text[], %(e4)s::text[], %(e5)s::text[])
+        WITH ORDINALITY AS e (e0, e1, e2, e3, e4, e5, n)
+), kept AS (
+    INSERT INTO steps SELECT ours.id, s.* FROM ours, unnest(%(s0)s::text[], %(s1)s::text[], %(s2)s::text[], %(s3)s::text[]) AS s
+    ON CONFLICT (run, step) DO UPDATE SET state = excluded.state, key = excluded.key, reason = excluded.reason
+), tried AS (
+    INSERT INTO attempts SELECT a.* FROM ours, unnest(%(a0)s::text[], %(a1)s::text[], %(a2)s::text[], %(a3)s::int[], %(a4)s::text[], %(a5)s::text[],
+        %(a6)s::text[], %(a7)s::float8[], %(a8)s::float8[], %(a9)s::text[], %(a10)s::text[], %(a11)s::text[], %(a12)s::text[]) AS a
+    ON CONFLICT (id) DO UPDATE SET key = excluded.key, job = excluded.job, dir = excluded.dir, started = excluded.started, ended = excluded.ended,
+        outcome = excluded.outcome, reason = excluded.reason, exit = excluded.exit, preimage = excluded.preimage
+)
+SELECT next_event FROM ours
+"""
+"""A group in one statement: a transaction of its own and one round trip.  No row: the run is not ours, or a request waits for an answer."""
+
+
+class PostgresRuns(Runs):
+    """The runs of one workspace in a database that many share."""
+
+    shared = True
+    words = _WORDS
+
+    def __init__(self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False) -> None:
+        """Connect, and bring the schema up to date.  Raises Infrastructure, Unusable."""
+        self.workspace, self._disk, self._index = workspace, database, index
+        self._database = PostgresDatabase(url, read_only=read_only)
+        self._holder = Holder(url, self._database)
+        self.exchange: Exchange = PostgresExchange(self._database, self._holder)
+        self._beats, self._beaten = 0, time.monotonic()
+        self.reporter: Reporter = SILENT
+
+    def close(self) -> None:
+        """Let go of every claim: another worker may take those runs at once."""
+        self._holder.close()
+        self._database.close()
+
+    # -- reading
+
+    def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return self._database.all(_NAMED.sub(r"%(\1)s", statement), values)
+
+    def live(self, run: str) -> bool:
+        return bool(self._database.all(f"SELECT 1 FROM runs WHERE id = %(run)s AND NOT {FREE}", {"run": run} | self._holder.known()))  # noqa: S608
+
+    # -- notifications of workers
+
+    def news(self) -> int:
+        if time.monotonic() - self._beaten > BEAT:
+            self._beaten, self._beats = time.monotonic(), self._beats + 1
+        return self._database.news() + self._beats
+
+    def requested(self, run: str, fence: int) -> str:
+        request = self._holder.requested(run, fence)
+        self._beaten = time.monotonic()
+        return request
+
+    # -- writing
+
+    def prepare(self, run: str) -> None:
+        """Nothing tells another machine of it: what a worker that dies before it submits its run had taken is free when its time is over."""
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+        settings = run.data.get("settings")
+        now = time.time()
+        values = run._asdict() | {"inputs": text(run.inputs), "data": text(run.data), "created": run.created or now, "workspace": self.workspace}
+        values |= {"claim": who, "fence": int(bool(who)), "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else ""}
+        values |= {"labels": _pairs(run.data.get("labels")), "holder": self._holder.name if who else "", "long": CLAIM if who else -CLAIM}
+        values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
+        listened = self.reporter.listened_to(run.id, run.data)
+
+        def store(db: Connection[Row]) -> Submitted:
+            with db.transaction() if listened else nullcontext():  # one statement is a transaction
+                fresh = db.execute(_SUBMIT.encode(), values).fetchone()
+                if fresh is None:
+                    found = db.execute(
+                        "SELECT id, data, fence, holder FROM runs WHERE id = %s OR idempotency = %s", (run.id, run.idempotency or None)
+                    )
+                    id, data, fence, holder = found.fetchall()[0]
+                    if id != run.id:
+                        same_request(run, id, mapping(data))
+                    return Submitted(id, fence if who and holder == self._holder.name else 0)  # ours: the reply to the first try was lost
+                if listened:
+                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
+            return Submitted(run.id, int(fresh[0]))
+
+        since = boottime()
+        done = self._database.do(store)
+        if done.fence:
+            self._holder.keep(done.id, since)
+        return done
+
+    def claim(self, run: str, who: str) -> int | None:
+        since = boottime()
+        rows = self._database.all(
+            "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
+            f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {FREE}) RETURNING fence",
+            {"who": who, "me": self._holder.name, "long": CLAIM, "run": run, "workspace": self.workspace} | self._holder.known(),
+        )
+        if not rows:
+            self.get(run)
+            return None
+        self._holder.keep(run, since)
+        return int(rows[0][0])
+
+    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
+        counted = FREE.replace("runs.", "busy.")
+        busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
+        below = "".join(f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s" for kind in offer.at_most)
+        statement = (
+            "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+            " worked_in = %(workspace)s,"
+            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
+            " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
+            " AND due IS NOT NULL AND (due <= extract(epoch FROM now()) OR due <= created) AND state IN ('QUEUED', 'ACTIVE')"
+            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
+            f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
+        )
+        began, since = time.monotonic(), boottime()
+        values = {"who": who, "me": self._holder.name, "long": CLAIM, "workspace": self.workspace, "driver": offer.driver, "store": offer.store}
+        values |= {"labels": _pairs(dict(offer.labels)), **self._holder.lately(), **{f"most_{kind}": most for kind, most in offer.at_most.items()}}
+
+        tries = 0
+
+        def claim(db: Connection[Row]) -> list[Row]:
+            nonlocal tries
+            tries += 1
+            if tries > 1:  # the reply to a claim may be what was lost
+                ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
+                if found := db.execute(ours.encode(), (self._holder.name, list(self._holder.claims))).fetchall():
+                    return found
+            if not offer.at_most:
+                return db.execute(statement.encode(), values).fetchall()
+            with db.transaction():  # else two would count at once
+                db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
+                return db.execute(statement.encode(), values).fetchall()
+
+        rows = self._database.do(claim)
+        if not rows and self._holder.looked < began and values["dead"] != (values := values | self._holder.known())["dead"]:
+            rows = self._database.do(claim)
+        if not rows:
+            return None
+        self._holder.keep(rows[0][0], since)
+        return run_of(rows[0])
+
+    def opened(self, run: str, address: str) -> None:
+        """Another machine may have to fetch it again, so it is kept until the run is over."""
+
+    def release(self, run: str, fence: int) -> None:
+        self._holder.claims.pop(run, None)
+        self._database.all(
+            "WITH freed AS (UPDATE runs SET claim = '', held_until = now() WHERE id = %s AND fence = %s AND holder = %s RETURNING id)"
+            " SELECT pg_notify(%s, id) FROM freed",
+            (run, fence, self._holder.name, CHANNEL),
+        )
+
+    def group(
+        self,
+        run: str,
+        fence: int,
+        moves: Sequence[Move] = (),
+        *,
+        steps: Iterable[StepRow] = (),
+        attempts: Iterable[AttemptRow] = (),
+        changes: Changes = NOTHING,
+        run_state: tuple[str, str] | None = None,
+        answers: str = "",
+        landed: Callable[[], None] | None = None,
+    ) -> int:
+        now = time.time()
+        if any(changes):
+            ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
+            if not self._database.all(ours, (run, fence, self._holder.name)):
+                raise Stale(f"run {run} is not ours any more")
+            with self._disk.transaction() as disk:
+                self._index.write(disk, changes)
+        crashpoint("group-written")
+        events = events_of(run, 0, now, moves)
+        events = events if events and self.reporter.listened_to(run, None) else []
+        state, why = run_state or (None, None)
+        fading = int(not any(map(is_progress, moves)))
+        values: dict[str, object] = {"run": run, "fence": fence, "me": self._holder.name, "long": CLAIM, "now": now, "fading": fading}
+        values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "answers": answers}
+        values |= _arrays("e", [(move.subject, move.id, str(move.before), str(move.after), move.reason, text(move.data)) for move in moves], 6)
+        values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
+        tried = {row.id: attempt_row(row) for row in attempts}
+        values |= _arrays("a", list(tried.values()), 13)
+        tries = 0
+
+        def store(db: Connection[Row]) -> int:
+            nonlocal tries
+            tries += 1
+            if tries > 1 and moves:  # the reply to a commit may be what was lost
+                known = db.execute("SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)).fetchone()
+                if known is not None and known[0] is not None:
+                    return int(known[0])
+            with db.transaction() if events else nullcontext():  # one statement is a transaction
+                while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
+                    request = self.requested(run, fence)  # raises Stale
+                    if state is not None and request not in ("", answers):
+                        raise Requested(request)
+                last = int(row[0]) - 1
+                if events:
+                    _post(db, run, self.reporter.letters([each._replace(seq=each.seq + last - len(moves) + 1) for each in events]))
+            return last
+
+        since = boottime()
+        last = self._database.do(store)
+        crashpoint("group-committed")
+        self._holder.claims[run] = since
+        self._beaten = time.monotonic()
+        if state in FINAL:
+            self._holder.claims.pop(run, None)
+        if landed is not None:
+            landed()
+        return last
+
+    def land(self) -> None:
+        """A group is stored when `group` returns."""
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        return Outbox(self.all, POSTGRES)
+
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
+        def store(db: Connection[Row]) -> bool:
+            with db.transaction():
+                row = db.execute(
+                    f"UPDATE runs SET request = %s, next_event = next_event + 1 WHERE id = %s AND state NOT IN {_FINAL} RETURNING next_event - 1",  # noqa: S608
+                    (what, run),
+                ).fetchone()
+                if row is None:
+                    return False
+                event = (run, row[0], time.time(), run, what, text(data))
+                db.execute("INSERT INTO events VALUES (%s, %s, %s, 'request', %s, '', %s, '', %s)", event)
+                db.execute("SELECT pg_notify(%s, %s)", (CHANNEL, run))
+            return True
+
+        return self._database.do(store)
+
+    def forget(self, runs: Iterable[str]) -> None:
+        def store(db: Connection[Row]) -> None:
+            with db.transaction():
+                ours = db.execute("SELECT id FROM runs WHERE id = ANY(%s) AND workspace = %s", (list(runs), self.workspace))
+                chosen = [id for (id,) in ours.fetchall()]  # those that we only worked on are their submitters'
+                for table in ("chunks", "keys", "outbox", "events", "attempts", "steps", "runs"):
+                    column = "id" if table == "runs" else "run"
+                    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(sql.Identifier(table), sql.Identifier(column))
+                    db.execute(statement, (chosen,))
+                db.execute("DELETE FROM bundles WHERE at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM runs WHERE bundle = digest)")
+
+        self._database.do(store)
+
+
+def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:
+    """The columns of some rows, each as one value of `_GROUP`."""
+    return {f"{name}{n}": [row[n] for row in rows] for n in range(width)}
+
+
+def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
+    if letters:
+        with db.cursor() as many:
+            many.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode(), rows(run, letters))  # noqa: S608
+
+
+def _pairs(labels: object) -> list[str]:
+    return sorted(f"{name}={value}" for name, value in labels.items()) if isinstance(labels, dict) else []

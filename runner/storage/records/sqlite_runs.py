@@ -1,0 +1,295 @@
+"""Runs in the SQLite file of one workspace.  A claim is a lock of this machine's, so a dead worker's run is free at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from ...errors import NotFound
+from ..crash import crashpoint
+from ..locks import Lock, Locks
+from .database import Data, Database, Row, mapping, text
+from .exchange import Exchange
+from .index import NOTHING, Changes, Index
+from .runs import (
+    FINAL,
+    LIMITED,
+    NO_DATA,
+    RUN_COLUMNS,
+    SILENT,
+    AttemptRow,
+    Event,
+    Offer,
+    Reporter,
+    Requested,
+    RunRow,
+    Runs,
+    Stale,
+    StepRow,
+    Submitted,
+    Words,
+    attempt_row,
+    events_of,
+    is_progress,
+    same_request,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from ...planning.schedule import Move
+    from .outbox import Letter, Outbox
+
+_GLANCE = 50
+"""Waiting runs that are read at once: the first is mostly taken."""
+
+
+_WORDS: Final = Words(
+    f"{RUN_COLUMNS}, user",
+    "true",
+    "true",
+    "IN (SELECT value FROM json_each(:{}))",
+    "SELECT a.* FROM json_each(:steps) AS wanted JOIN attempts a ON a.id = (SELECT b.id FROM attempts b JOIN runs r ON r.id = b.run"
+    " WHERE b.step = wanted.value AND r.recipe = :recipe ORDER BY b.started DESC LIMIT 1)",
+    {
+        "user": "user = :user",
+        "name": "json_extract(data, '$.name') = :name",
+        "part": "instr(id, :part)",
+        "label": "EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS has WHERE has.key || '=' || has.value = :label)",
+    },
+)
+
+
+class SqliteRuns(Runs):
+    """The runs in one database, whose index is written in the same transactions."""
+
+    shared = False
+    words = _WORDS
+    workspace = ""
+
+    def __init__(self, database: Database, index: Index, locks: Locks) -> None:
+        self._database, self._index, self._locks = database, index, locks
+        self._claims: dict[str, Lock] = {}
+        self.reporter: Reporter = SILENT
+        self.exchange: Exchange = Exchange()
+
+    def close(self) -> None:
+        """Let go of every claim."""
+        for lock in self._claims.values():
+            lock.release()
+        self._claims = {}
+
+    def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
+        return self._database.all(statement, {name: json.dumps(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def live(self, run: str) -> bool:
+        return self._locks.held(_claim_name(run))
+
+    def news(self) -> int:
+        return self._database.version()
+
+    def requested(self, run: str, fence: int) -> str:
+        rows = self._database.all("SELECT request FROM runs WHERE id = ? AND fence = ? AND claim <> ''", (run, fence))
+        if not rows:
+            raise Stale(f"run {run} is not ours any more")
+        return str(rows[0][0])
+
+    def prepare(self, run: str) -> None:
+        self._claims[run] = self._locks.hold(_claim_name(run))
+
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+        lock = (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id))) if who else None
+        fence = int(lock is not None)
+        now = time.time()
+        try:
+            with self._database.transaction() as db:
+                if run.idempotency and (found := db.execute("SELECT id, data FROM runs WHERE idempotency = ?", (run.idempotency,)).fetchone()):
+                    same_request(run, found[0], mapping(found[1]))
+                    return Submitted(found[0])
+                asked = (run.id, run.recipe, run.plan, text(run.inputs), run.workspace, run.reason, run.created or now)
+                held = (who if fence else "", fence, text(run.data), run.priority, run.due, run.idempotency, run.user)
+                cursor = db.execute(
+                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?)", (*asked, *held)
+                )
+                if not cursor.rowcount:
+                    return Submitted(run.id)
+                db.execute("INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')", (run.id, now, run.id, run.reason))
+                if self.reporter.listened_to(run.id, run.data):
+                    _post(db, run.id, self.reporter.letters([Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]))
+            if lock is not None:
+                self._claims[run.id], lock = lock, None
+            return Submitted(run.id, fence)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def claim(self, run: str, who: str) -> int | None:
+        lock = self._claims.get(run) or self._locks.try_hold(_claim_name(run))
+        if lock is None:
+            return None
+        self._claims[run] = lock
+        try:
+            with self._database.transaction() as db:
+                row = db.execute(
+                    "UPDATE runs SET claim = ?, fence = fence + 1, recoveries = recoveries + (claim <> '') WHERE id = ? RETURNING fence", (who, run)
+                ).fetchall()
+        except BaseException:
+            self._claims.pop(run).release()
+            raise
+        if not row:
+            self._claims.pop(run).release()
+            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+        return int(row[0][0])
+
+    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
+        with self._locks.hold("claiming") if offer.at_most else nullcontext():  # else two would count at once
+            busy: Counter[tuple[str, str]] = Counter()
+            if offer.at_most:
+                rows = self._database.all(
+                    "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+                )
+                busy.update((kind, value) for run, *values in rows if self.live(run) for kind, value in zip(LIMITED, values, strict=True))
+            for run, *values in _waiting(self._database, offer):
+                if any(busy[kind, value] >= offer.at_most.get(kind, sys.maxsize) for kind, value in zip(LIMITED, values, strict=True)):
+                    continue
+                lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
+                if lock is None:
+                    continue
+                if self.get(run).state not in ("QUEUED", "ACTIVE"):  # its worker ended it while we looked
+                    lock.release()
+                    continue
+                self._claims[run] = lock
+                self.claim(run, who)
+                return self.get(run)
+        return None
+
+    def opened(self, run: str, address: str) -> None:
+        without = json.dumps({"opens": {address: None}})
+        with self._database.transaction() as db:
+            db.execute("UPDATE runs SET data = json_patch(data, ?) WHERE id = ? AND data LIKE '%\"opens\":%'", (without, run))
+
+    def release(self, run: str, fence: int) -> None:
+        with self._database.transaction() as db:
+            db.execute("UPDATE runs SET claim = '' WHERE id = ? AND fence = ?", (run, fence))
+        if lock := self._claims.pop(run, None):
+            lock.release()
+
+    def group(
+        self,
+        run: str,
+        fence: int,
+        moves: Sequence[Move] = (),
+        *,
+        steps: Iterable[StepRow] = (),
+        attempts: Iterable[AttemptRow] = (),
+        changes: Changes = NOTHING,
+        run_state: tuple[str, str] | None = None,
+        answers: str = "",
+        landed: Callable[[], None] | None = None,
+    ) -> int:
+        now = time.time()
+        with self._database.transaction(landed) as db:
+            crashpoint("group-begun")
+            rows = db.execute(
+                "UPDATE runs SET next_event = next_event + ?, recoveries = recoveries * ? WHERE id = ? AND fence = ? AND claim <> ''"
+                " RETURNING next_event, request",
+                (len(moves), not any(map(is_progress, moves)), run, fence),
+            ).fetchall()
+            if not rows:
+                raise Stale(f"run {run} is not ours any more")
+            last, request = rows[0][0] - 1, rows[0][1]
+            if run_state is not None:
+                if request not in ("", answers):
+                    raise Requested(request)
+                ended = now if run_state[0] in FINAL else None
+                db.execute(
+                    "UPDATE runs SET state = ?, reason = ?, request = '', ended = ?, claim = CASE WHEN ? IS NULL THEN claim ELSE '' END WHERE id = ?",
+                    (*run_state, ended, ended, run),
+                )
+                if ended is not None:
+                    db.execute("UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'", (run,))
+            first = last - len(moves) + 1
+            many = db.executemany
+            many(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(run, n, now, move.subject, move.id, move.before, move.after, move.reason, text(move.data)) for n, move in enumerate(moves, first)],
+            )
+            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?)", steps)
+            many("INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(attempt_row, attempts))
+            if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(run, None):
+                _post(db, run, self.reporter.letters(events))
+            self._index.write(db, changes)
+            crashpoint("group-written")
+        if landed is None:
+            crashpoint("group-committed")
+        if run_state is not None and run_state[0] in FINAL and (lock := self._claims.pop(run, None)):
+            lock.release()
+        return int(last)
+
+    def land(self) -> None:
+        self._database.land()
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        from .outbox import SQLITE, Outbox
+
+        def ask(statement: str, values: Mapping[str, object]) -> Sequence[Row]:
+            if statement.startswith("SELECT"):
+                return self._database.all(statement, values)
+            with self._database.transaction() as db:
+                return db.execute(statement, values).fetchall()
+
+        return Outbox(ask, SQLITE)
+
+    def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "UPDATE runs SET request = ?, next_event = next_event + 1 WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')"
+                " RETURNING next_event - 1",
+                (what, run),
+            ).fetchall()
+            if rows:
+                event = (run, rows[0][0], time.time(), "request", run, "", what, "", text(data))
+                db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", event)
+        return bool(rows)
+
+    def forget(self, runs: Iterable[str]) -> None:
+        with self._database.transaction() as db:
+            for table, column in (("outbox", "run"), ("events", "run"), ("attempts", "run"), ("steps", "run"), ("runs", "id")):
+                db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
+
+
+def _waiting(database: Database, offer: Offer) -> Iterator[Row]:
+    """Runs that are due and not over, and that a worker may take by its labels and driver, in order: id, user, recipe, driver."""
+    values = (time.time(), offer.driver, json.dumps(dict(offer.labels)))
+    skipped = 0
+    while True:
+        rows = database.all(
+            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs"
+            " WHERE due IS NOT NULL AND state IN ('QUEUED', 'ACTIVE') AND (due <= ? OR due <= created)"
+            " AND ? IN ('', json_extract(data, '$.settings.driver')) AND NOT EXISTS (SELECT 1 FROM json_each(data, '$.labels') AS wanted"
+            " WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS has WHERE has.key = wanted.key AND has.value = wanted.value))"
+            " ORDER BY priority DESC, due, id LIMIT ? OFFSET ?",
+            (*values, _GLANCE, skipped),
+        )
+        yield from rows
+        if len(rows) < _GLANCE:
+            return
+        skipped += _GLANCE
+
+
+def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:
+    if letters:
+        from .outbox import COLUMNS, rows
+
+        db.executemany(f"INSERT INTO outbox ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows(run, letters))  # noqa: S608
+
+
+def _claim_name(run: str) -> str:
+    return f"run-{run}"

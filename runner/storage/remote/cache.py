@@ -1,0 +1,432 @@
+"""Use a store that several machines share: find what was made elsewhere, bring its bytes, and put there what is made here.  Decides nothing.
+
+Local comes before shared: only keys without a trace here are asked for, many at once.  Metadata is enough for a hit; bytes come when a step needs
+them or a path shows them, and what cannot be had, or is not what its name says, is as gone as if it had been deleted here.  A store that does not
+answer is done without, with one notice: it never fails a run, nor holds one up for longer than `PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from ...errors import Infrastructure, RecipeError
+from ...language.units import about
+from ...logs import Log
+from ...planning.judge import RUN, Verdict
+from ...planning.plan import UNCACHED, Node, Plan
+from ...planning.step import TEMPORARY
+from ..content.files import Content
+
+if TYPE_CHECKING:
+    import queue
+    import threading
+
+    from ..content.objects import Objects
+    from ..content.seals import Seal
+    from ..records.index import Trace
+    from .layout import Found
+    from .remote import Remote
+
+PATIENCE: Final = 5.0
+"""Seconds that one question of a plan may take."""
+WORTH_SAYING: Final = 16 << 20
+"""Bytes whose transfer is worth a line."""
+_A = TypeVar("_A")
+
+
+class Uses(NamedTuple):
+    """What a workspace gives to the use of a store: its objects, whether it has a trace of a key, and where traces go that were made elsewhere."""
+
+    objects: Objects
+    knows: Callable[[str], bool]
+    learn: Callable[[Sequence[Trace]], None]
+
+
+class RemoteCache:
+    """One workspace's use of one store.  Belongs to the thread that made it; what takes long is done beside it."""
+
+    def __init__(self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool) -> None:
+        self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
+        self.notices: list[str] = []
+        self.found: set[str] = set()  # keys whose trace came from there
+        self._ws = ws
+        self._asked_for = asked  # by name, for this command: what is wrong with it is an error then
+        self._off = False
+        self._looked_up: set[str] = set()
+        self._there: dict[Content, bool] = {}
+        self._sizes: dict[Content, int] = {}
+        self._outbox: _UploadQueue | None = None
+
+    # -- judging
+
+    def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
+        """Look for what would have to run: whether something of it was made elsewhere, so that there is more to judge by now."""
+        keys = [key for n, verdict in enumerate(verdicts) for key in self.unknown(plan.nodes[n], verdict)]
+        return bool(keys) and self._asked(keys)
+
+    def unknown(self, node: Node, verdict: Verdict) -> list[str]:
+        """The keys of a step that would run although another may have made what it makes; none when there is nothing to ask."""
+        if self._off or verdict.answer != RUN or verdict.key is None or verdict.reasons == ("forced",):
+            return []
+        if not node.outputs or node.flags & UNCACHED or verdict.key in self._looked_up or self._ws.knows(verdict.key):
+            return []
+        return [verdict.key, *([verdict.former] if verdict.former is not None else ())]
+
+    def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
+        """What the store knows of keys, and which contents of that it has; may be asked in another thread."""
+        found = self.remote.lookup(keys, patience=PATIENCE)
+        return found, self.remote.holds([made.content for trace, _ in found.values() for made in trace.outputs], patience=PATIENCE)
+
+    def learned(self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]) -> bool:
+        """Remember the answers to a question."""
+        self._looked_up.update(keys)
+        self._there |= {made.content: made.content in there for trace, _ in found.values() for made in trace.outputs}
+        traces = []
+        for key, (trace, sizes) in found.items():
+            facts = json.dumps({**trace.facts, "store": self.name})
+            traces.append(trace._replace(facts_json=facts))
+            self.found.add(key)
+            self._sizes |= {made.content: sizes.get(made.name, 0) for made in trace.outputs}
+        Log("storage").info("store %s has results of %d keys", self.name, len(traces))
+        if traces:
+            self._ws.learn(traces)
+        return bool(traces)
+
+    def failed(self, keys: Iterable[str], error: RecipeError) -> None:
+        """A question went without an answer: do without the store from now on.  Raises what a person who asked for it by name has to know."""
+        self._looked_up.update(keys)
+        self._stop(error)
+
+    def look_again(self, key: str) -> bool:
+        """Ask once more what a key gave: whether it is known by now."""
+        return self._asked([key])
+
+    def _asked(self, keys: Sequence[str]) -> bool:
+        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
+        return self.learned(keys, *self._try(lambda: self.answer(keys), nothing))
+
+    def has(self, content: Content) -> bool:
+        """Whether the store was seen to have this content."""
+        return self._there.get(content, False) and not self._off
+
+    def holds(self, content: Content) -> bool:
+        """Whether the store can give this content."""
+        if content not in self._there:
+            self.expect([content])
+        return self._there.get(content, False) and not self._off
+
+    def expect(self, contents: Iterable[Content]) -> None:
+        """These will be asked for: ask for all of them at once."""
+        unknown = [content for content in dict.fromkeys(contents) if content not in self._there]
+        if unknown and not self._off:
+            there: set[Content] = self._try(lambda: self.remote.holds(unknown, patience=PATIENCE), set())
+            self._there |= {content: content in there for content in unknown}
+
+    def outline(self, content: Content) -> None:
+        """Have the manifest of a tree here, though not the tree.  Nothing happens when it cannot be had: its reader will say so."""
+        if not self._ws.objects.manifests.known(content) and self.holds(content):
+            manifest = self._try(lambda: self.remote.manifest(content), None)
+            if manifest is not None:
+                self._ws.objects.manifests.put(content, manifest)
+
+    # -- bytes
+
+    def bring(self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None) -> set[Content]:
+        """Fetch what is not here; answers what could not be had.  Takes long: for commands that do nothing else."""
+        wanted = [content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)]
+        lost: set[Content] = set()
+        for content in wanted:
+            brought = self.fetcher([content])()
+            self.brought(brought)
+            lost |= brought.lost
+            progress(brought.size)
+        return lost
+
+    def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
+        """What fetches contents; may be called in another thread, and its answer is given to `brought` in ours."""
+        from ..content.objects import Objects
+        from .session import MissingObject
+
+        # With a memory of its own: ours belongs to our thread.
+        objects, remote = Objects(self._ws.objects.root), self.remote
+
+        def fetch() -> Fetched:
+            brought = Fetched()
+            for content in contents:
+                try:
+                    brought.size += remote.fetch(content, objects)
+                except MissingObject as error:
+                    brought.lost.add(content)
+                    brought.trouble.append(str(error))
+                except RecipeError as error:
+                    brought.lost.add(content)
+                    brought.failed = error
+            brought.seals = objects.seals.changes()
+            return brought
+
+        return fetch
+
+    def brought(self, brought: Fetched) -> None:
+        """Note what a fetch brought, and what it could not."""
+        self._ws.objects.seals.learned(brought.seals)
+        self._there |= dict.fromkeys(brought.lost, False)
+        self.notices += brought.trouble
+        if brought.failed is not None:
+            self._stop(brought.failed)
+
+    def size_of(self, contents: Iterable[Content]) -> int:
+        """Bytes, as far as they are known."""
+        return sum(self._sizes.get(content, 0) for content in contents)
+
+    # -- pushing
+
+    def push(self, trace: Trace, node: Node) -> None:
+        """Put what a step made into the store, beside everything else and in order."""
+        if not self.pushes or self._off or not trace.outputs or node.flags & UNCACHED or "store" in trace.facts:
+            return
+        if self._outbox is None:
+            self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
+        for made in trace.outputs:
+            self._ws.objects.path(made.content)  # the thread sees files only
+        kept = {output.name for output in node.outputs if output.flags & TEMPORARY}
+        self._outbox.put(trace, frozenset(kept))
+
+    def is_sending(self, key: str) -> bool:
+        """Whether what this key gave is on its way to the store."""
+        return self._outbox is not None and key in self._outbox.keys
+
+    def finish(self, say: Callable[[str], object]) -> None:
+        """Wait until everything has been put there; what could not be is a warning, and fails nothing."""
+        if self._outbox is None:
+            return
+        outbox, self._outbox = self._outbox, None
+        if outbox.waiting and not outbox.idle(1.0):
+            say(f"putting what was made into the store {self.name} ({outbox.waiting} to go; Ctrl-C goes without)")
+        try:
+            outbox.join()
+        except KeyboardInterrupt:
+            self.notices.append(f"not everything was put into the store {self.name}; `recipe push` does the rest")
+        for problem in outbox.problems:
+            self.notices.append(f"not put into the store {self.name}: {problem}; `recipe push` tries again")
+
+    def indulge(self) -> None:
+        """Once a run has started, errors of the store are notices, even if the user named the store."""
+        self._asked_for = False
+
+    def pop_notices(self) -> list[str]:
+        """Notices that were not shown yet."""
+        notices, self.notices = self.notices, []
+        return list(dict.fromkeys(notices))
+
+    # -- below
+
+    def _try(self, do: Callable[[], _A], otherwise: _A) -> _A:
+        if self._off:
+            return otherwise
+        try:
+            return do()
+        except RecipeError as error:
+            self._stop(error)
+            return otherwise
+
+    def _stop(self, error: RecipeError) -> None:
+        from ..buckets.bucket import Unreachable
+
+        self._off = True
+        if self._asked_for and not isinstance(error, Unreachable):
+            raise error
+        self.notices.append(f"the store {self.name} is not used: {error}" + (f" (fix: {error.fix})" if error.fix else ""))
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What a fetch brought."""
+
+    size: int = 0
+    seals: list[Seal] = field(default_factory=list)
+    lost: set[Content] = field(default_factory=set)
+    trouble: list[str] = field(default_factory=list)
+    failed: RecipeError | None = None  # the store itself, not one content
+
+
+class Downloads:
+    """What the steps of a run wait for before they are judged: an answer of the store, or bytes that it brings.  Told by `wake` when one has come."""
+
+    def __init__(self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._sharing, self._wake, self._say = remote_cache, wake, say
+        self._under_way: set[str] = set()
+        self._bug: BaseException | None = None
+        remote_cache.indulge()
+
+    def awaited(self, id: str) -> bool:
+        if self._bug is not None:
+            raise self._bug
+        return id in self._under_way
+
+    def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
+        """Whether this step has to wait: for what its key gave elsewhere, or else for contents that are not here and that it needs."""
+        remote_cache = self._sharing
+        if keys := remote_cache.unknown(node, verdict):
+
+            def lookup() -> Callable[[], object]:
+                try:
+                    return partial(remote_cache.learned, keys, *remote_cache.answer(keys))
+                except RecipeError as error:
+                    return partial(remote_cache.failed, keys, error)
+
+            self._begin(id, lookup)
+            return True
+        there = [content for content in dict.fromkeys(missing) if remote_cache.holds(content)]
+        if not there:
+            return False
+        fetch = remote_cache.fetcher(there)
+        if (size := remote_cache.size_of(there)) >= WORTH_SAYING:
+            self._say(f"{id}: fetching {about(size)} from the store {remote_cache.name}")
+
+        def bring() -> Callable[[], object]:
+            brought = fetch()
+            return lambda: remote_cache.brought(brought)
+
+        self._begin(id, bring)
+        return True
+
+    def _begin(self, id: str, do: Callable[[], Callable[[], object]]) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        self._under_way.add(id)
+
+        def done(note: Callable[[], object]) -> None:
+            self._under_way.discard(id)
+            note()
+            for notice in self._sharing.pop_notices():
+                self._say(notice)
+            self._wake()
+
+        def work() -> None:
+            try:
+                note = do()
+            except BaseException as error:
+                self._bug, note = error, bool  # raised where the run is: here it would be lost
+            try:
+                loop.call_soon_threadsafe(done, note)
+            except RuntimeError:
+                pass  # the run is over: this is not awaited any more
+
+        _beside(work)
+
+
+class _UploadQueue:
+    """A thread that puts one trace after the other into a store."""
+
+    def __init__(self, home: Path, remote: Remote) -> None:
+        import queue
+
+        from ..content.objects import Objects
+
+        self.problems: list[str] = []
+        self._remote, self._objects = remote, Objects(home)
+        self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
+        self.waiting = 0
+        self.keys: set[str] = set()
+        """Of the traces that are not there yet."""
+        self._marked = False
+        self._thread = _beside(self._work)
+
+    def put(self, trace: Trace, kept: frozenset[str]) -> None:
+        self.waiting += 1
+        self.keys.add(trace.key)
+        self._queue.put((trace, kept))
+
+    def idle(self, patience: float) -> bool:
+        """Whether everything was put within so many seconds."""
+        deadline = time.monotonic() + patience
+        while self.waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self.waiting
+
+    def join(self) -> None:
+        self._queue.put(None)
+        while self._thread.is_alive():  # in short waits, so that Ctrl-C is heard
+            self._thread.join(0.2)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if not self._marked:
+                    self._remote.mark()
+                    self._marked = True
+                send(self._remote, self._objects, *item)
+            except RecipeError as error:
+                self.problems.append(f"{item[0].step}: {error}")
+                if isinstance(error, Infrastructure) and not self._marked:
+                    while self._queue.get() is not None:  # the store cannot be used: one warning is enough
+                        self.waiting -= 1
+                    self.waiting = 0
+                    self.keys.clear()
+                    return
+            self.keys.discard(item[0].key)
+            self.waiting -= 1
+
+
+def send(remote: Remote, objects: Objects, trace: Trace, kept: frozenset[str], progress: Callable[[int], object] = lambda _count: None) -> Trace:
+    """Put the outputs of a trace, but those that are `kept` here, into a store, and then the trace; answers the one that stands there."""
+    sizes = {}
+    for made in trace.outputs:
+        if made.name not in kept:
+            progress(remote.put(made.content, objects))
+        sizes[made.name] = objects.size(made.content)
+    return remote.tell(trace, sizes)
+
+
+def _beside(do: Callable[[], None]) -> threading.Thread:
+    """A thread that the end of the program does not wait for."""
+    import threading
+
+    thread = threading.Thread(target=do, name="store", daemon=True)
+    thread.start()
+    return thread
+
+
+# -- whole recipes
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a push or a pull did.  `problems` are contents and traces that could not be sent or had."""
+
+    steps: int = 0
+    contents: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __iadd__(self, other: Tally) -> Tally:
+        return Tally(self.steps + other.steps, self.contents + other.contents, self.bytes + other.bytes, [*self.problems, *other.problems])
+
+
+def push(
+    objects: Objects, remote_cache: RemoteCache, traces: Sequence[tuple[Trace, frozenset[str]]], progress: Callable[[str, int], object]
+) -> Tally:
+    """Put traces and what they gave into the store.  `progress` hears of each step and the bytes that it took.  Raises Infrastructure."""
+    tally = Tally()
+    remote_cache.remote.mark()
+    for trace, kept in traces:
+        if not trace.outputs:
+            continue
+        begun = remote_cache.remote.sent
+        missing = [made.path for made in trace.outputs if made.name not in kept and not objects.has(made.content)]
+        if missing:
+            tally.problems.append(f"{trace.step}: {', '.join(missing)} is not stored here any more")
+            continue
+        send(remote_cache.remote, objects, trace, kept)
+        tally.steps += 1
+        tally.contents += len(trace.outputs) - len(kept)
+        tally.bytes += remote_cache.remote.sent - begun
+        progress(trace.step, remote_cache.remote.sent - begun)
+    return tally

@@ -1,0 +1,134 @@
+"""Names and texts of a store that machines share: pure.  What is read was written by anybody, so it is checked before it is a value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ... import digest
+from ..content.files import Content, Entry
+from ..content.manifests import HEX
+from ..records.index import Made, Trace
+
+SMALL: Final = 256 << 10
+"""Files of a tree up to this size travel in bundles: bytes."""
+BUNDLE: Final = 4 << 20
+"""A bundle ends after this many bytes, at the next file whose digest says so, ..."""
+BUNDLE_MOST: Final = 16 << 20
+"""... or at the latest here."""
+PART: Final = 16 << 20
+"""What one request for a large object carries: bytes."""
+
+OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
+NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
+TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
+
+
+class Found(NamedTuple):
+    """A trace of the store, and the bytes of each of its outputs by name."""
+
+    trace: Trace
+    sizes: Mapping[str, int]
+
+
+def object_name(content: Content) -> str:
+    return f"objects/{content[2:4]}/{content[2:]}{ {'f': '', 'x': '.x', 't': '.t.json'}[content[0]] }"
+
+
+def trace_name(key: str) -> str:
+    return f"traces/{key[:2]}/{key}.json"
+
+
+def note_name(key: str) -> str:
+    return f"states/{key[:2]}/{key}.json"
+
+
+def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
+    body = {
+        "key": trace.key,
+        "recipe": trace.recipe,
+        "step": trace.step,
+        "run": trace.run,
+        "made_at": trace.made_at,
+        "seconds": trace.seconds,
+        "outputs": [[made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs],
+        "metrics": trace.metrics_json,
+        "facts": trace.facts_json,
+        **({"measured": trace.measured_json} if trace.measured_json != "{}" else {}),
+    }
+    return json.dumps({**body, "sum": digest.of_value("trace/1", body)}, separators=(",", ":")).encode()
+
+
+def trace_of(data: bytes, key: str) -> Found | None:
+    """The trace that `data` is, if it is one of this key and whole."""
+    try:
+        body = json.loads(data)
+        expected = body.pop("sum")
+        if expected != digest.of_value("trace/1", body) or body["key"] != key:
+            return None
+        outputs = [(str(name), str(path), Content(str(content)), int(size)) for name, path, content, size in body["outputs"]]
+        if not all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", content) for _, _, content, _ in outputs):
+            return None
+        made = tuple(Made(name, path, content) for name, path, content, _ in outputs)
+        texts = [str(body[name]) for name in ("metrics", "facts")]
+        texts.append(str(body.get("measured", "{}")))
+        if not all(isinstance(json.loads(text), dict) for text in texts) or not all(isinstance(each, dict) for each in json.loads(texts[2]).values()):
+            return None
+        head = [str(body[name]) for name in ("recipe", "step", "run")]
+        trace = Trace(key, head[0], head[1], head[2], float(body["made_at"]), float(body["seconds"]), made, *texts)
+        return Found(trace, {name: size for name, _, _, size in outputs})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class Parts(NamedTuple):
+    small: int
+    bundles: list[tuple[str, int]]
+    blobs: list[str]
+
+
+def parts_of(data: bytes) -> Parts | None:
+    try:
+        parsed = json.loads(data)
+        bundles = [(str(sha256), int(count)) for sha256, count in parsed["bundles"]]
+        blobs = [str(blob) for blob in parsed["blobs"]]
+        if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs):
+            return Parts(int(parsed["small"]), bundles, blobs)
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def manifest_of(data: bytes) -> list[Entry] | None:
+    try:
+        rows = json.loads(data.decode("utf-8", "surrogateescape"))
+        return [Entry(str(path), str(kind), int(size), str(value)) for path, kind, size, value in rows]
+    except (ValueError, TypeError):
+        return None
+
+
+def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entry]]:
+    """The files that travel in bundles, and those that travel alone; each content once, in the manifest's order."""
+    seen: set[str] = set()
+    parts: tuple[list[Entry], list[Entry]] = ([], [])
+    for entry in manifest:
+        if entry.kind in "fx" and entry.value not in seen:
+            seen.add(entry.value)
+            parts[entry.size > small].append(entry)
+    return parts
+
+
+def bundled(small: Sequence[Entry]) -> list[list[Entry]]:
+    """Files laid together so that one that comes, goes or changes leaves all but one bundle as it was."""
+    bundles: list[list[Entry]] = []
+    group: list[Entry] = []
+    size = 0
+    for entry in small:
+        group.append(entry)
+        size += entry.size
+        if size >= BUNDLE_MOST or (size >= BUNDLE and int(entry.value[:2], 16) < 8):
+            bundles.append(group)
+            group, size = [], 0
+    return [*bundles, group] if group else bundles

@@ -1,0 +1,125 @@
+"""Bring contents from a store that machines share: every byte is hashed, and once more fetched where it is not what its name says.
+
+All raise MissingObject."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import posixpath
+import shutil
+
+from ..content import files
+from ..content.disk import write
+from ..content.files import Content, Entry
+from ..content.manifests import unsafe
+from . import layout
+from .session import WIDTH, Session
+
+
+def get_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
+    """Write an object to `path`, in parts, and demand that it has this digest; once more when it has not: bytes are lost on the way, too."""
+    for last in (False, True):
+        _pour(session, name, path, size)
+        if files.scan(path)[2:] == sha256:
+            return
+        if last:
+            raise session.gone(name, "is not what its name says")
+        os.unlink(path)
+
+
+def _pour(session: Session, name: str, path: str, size: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+
+        def part(start: int) -> None:
+            length = min(layout.PART, size - start)
+            data = session.bucket.read(name, start, length)
+            if data is None or len(data) != length:
+                raise session.gone(name, "is not there" if data is None else "is shorter than it was")
+            view, at = memoryview(data), start
+            while view:
+                done = os.pwrite(handle, view, at)
+                view, at = view[done:], at + done
+            session.moved(received=length)
+
+        session.map(part, range(0, size, layout.PART), width=8)
+    finally:
+        os.close(handle)
+
+
+def get_tree(session: Session, content: Content, top: str) -> None:
+    """Write what a tree holds below `top`, where nothing is."""
+    name = layout.object_name(content)
+    text, listed = session.map(session.bucket.read, [name, name[: -len("json")] + "parts"])
+    if text is None or listed is None:
+        raise session.gone(name if text is None else name[: -len("json")] + "parts", "is not there")
+    manifest = entries(session, name, content, text)
+    parts = layout.parts_of(listed)
+    small, large = layout.split(manifest, parts.small if parts else 0)
+    if parts is None or sum(count for _, count in parts.bundles) != len(small):
+        raise session.gone(name[: -len("json")] + "parts", "does not fit its manifest")
+    session.moved(received=len(text))
+    os.makedirs(top)
+    copies: dict[str, list[Entry]] = {}  # the same bytes may lie at several paths
+    made = {""}
+    for entry in manifest:
+        folder = entry.path if entry.kind == "d" else posixpath.dirname(entry.path)
+        if folder not in made:
+            os.makedirs(f"{top}/{folder}", exist_ok=True)
+            made.add(folder)
+        if entry.kind in "fx":
+            copies.setdefault(entry.value, []).append(entry)
+    rest = iter(small)
+    groups = [(sha256, list(itertools.islice(rest, count))) for sha256, count in parts.bundles]
+
+    def many(group: tuple[str, list[Entry]]) -> None:
+        sha256, held = group
+        name = layout.object_name(Content(f"f:{sha256}"))
+        view = memoryview(_whole(session, name, sum(entry.size for entry in held), sha256))
+        at = 0
+        for entry in held:
+            data = view[at : at + entry.size]
+            at += entry.size
+            if hashlib.sha256(data).hexdigest() != entry.value:
+                raise session.gone(name, f"does not hold {entry.path}")
+            for copy in copies[entry.value]:
+                write(f"{top}/{copy.path}", data, copy.kind)
+
+    def one(entry: Entry) -> None:
+        path = f"{top}/{entry.path}"
+        get_file(session, layout.object_name(Content(f"{entry.kind}:{entry.value}")), path, entry.size, entry.value)
+        for copy in copies[entry.value]:
+            if copy is not entry:
+                shutil.copyfile(path, f"{top}/{copy.path}")
+            os.chmod(f"{top}/{copy.path}", 0o755 if copy.kind == "x" else 0o644)
+
+    session.map(many, groups, width=WIDTH // 2)
+    for entry in [entry for entry in large if entry.size > layout.PART]:
+        one(entry)
+    session.map(one, [entry for entry in large if entry.size <= layout.PART])
+    for entry in manifest:
+        if entry.kind == "l":
+            os.symlink(entry.value, f"{top}/{entry.path}")
+
+
+def entries(session: Session, name: str, content: Content, text: bytes) -> list[Entry]:
+    """The manifest that the object `name` has."""
+    manifest = layout.manifest_of(text)
+    if manifest is None or files.tree_id(manifest) != content:
+        raise session.gone(name, "is not what its name says")
+    if (why := unsafe(manifest)) is not None:
+        raise session.gone(name, why)
+    return manifest
+
+
+def _whole(session: Session, name: str, size: int, sha256: str) -> bytes:
+    for _ in range(2):
+        data = session.bucket.read(name)
+        if data is None:
+            raise session.gone(name, "is not there")
+        if len(data) == size and hashlib.sha256(data).hexdigest() == sha256:
+            session.moved(received=len(data))
+            return data
+    raise session.gone(name, "is not what its name says")

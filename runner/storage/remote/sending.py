@@ -1,0 +1,90 @@
+"""Put contents into a store that machines share: files in parts, trees as bundles of small files.  What is sent is hashed first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import Corrupt
+from ..content import files
+from ..content.files import Content, Entry
+from ..crash import crashpoint
+from . import layout
+from .session import WIDTH, Session
+
+
+class Source(Protocol):
+    """Where contents lie that are put into a store."""
+
+    def entries(self, content: Content) -> list[Entry]: ...
+    def path(self, content: Content) -> Path: ...
+    def size(self, content: Content) -> int: ...
+
+
+def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
+    """Send a file, unless it is there."""
+    if session.there(name, size):
+        return
+    if size <= layout.PART:
+        with open(path, "rb") as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise _damaged(path)
+        session.bucket.write(name, data)
+    else:
+        if files.scan(path)[2:] != sha256:
+            raise _damaged(path)
+        session.bucket.write_file(name, path, size, lambda do, items: session.map(do, items))
+    session.moved(sent=size)
+    session.bad.discard(name)
+
+
+def put_tree(session: Session, content: Content, objects: Source) -> None:
+    """Send a tree, its manifest last."""
+    manifest = objects.entries(content)
+    top = str(objects.path(content))
+    small, large = layout.split(manifest, layout.SMALL)
+    bundles = layout.bundled(small)
+
+    def one(entry: Entry) -> None:
+        put_file(session, layout.object_name(Content(f"{entry.kind}:{entry.value}")), f"{top}/{entry.path}", entry.size, entry.value)
+
+    def many(group: list[Entry]) -> tuple[str, int]:
+        data = b"".join(_bytes_of(f"{top}/{entry.path}", entry) for entry in group)
+        sha256 = hashlib.sha256(data).hexdigest()
+        name = layout.object_name(Content(f"f:{sha256}"))
+        if not session.there(name, len(data)):
+            session.bucket.write(name, data)
+            session.moved(sent=len(data))
+            session.bad.discard(name)
+        return sha256, len(group)
+
+    # A large file has a crew of its own for its parts, so these go one after the other.
+    for entry in [entry for entry in large if entry.size > layout.PART]:
+        one(entry)
+    session.map(one, [entry for entry in large if entry.size <= layout.PART])
+    packed = session.map(many, bundles, width=WIDTH // 2)
+    blobs = [entry.value + (".x" if entry.kind == "x" else "") for entry in large]
+    parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
+    crashpoint("remote-blobs")
+    name = layout.object_name(content)
+    session.bucket.write(name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode())
+    text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+    crashpoint("remote-parts")
+    session.bucket.write(name, text)
+    session.moved(sent=len(text))
+    session.bad -= {name, name[: -len("json")] + "parts"}
+
+
+def _bytes_of(path: str, entry: Entry) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != entry.value:
+        raise _damaged(path)
+    return data
+
+
+def _damaged(path: str) -> Corrupt:
+    return Corrupt(f"{path}: the stored bytes are not what their name says", fix="run again: the step that makes them will be run")

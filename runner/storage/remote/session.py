@@ -1,0 +1,74 @@
+"""One bucket as a store of contents uses it: which of its objects are known, or known to be wrong, and how many bytes have travelled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ...errors import Corrupt
+from ..buckets.bucket import Unreachable, lock
+from ..crew import Crew, Late
+from . import layout
+
+if TYPE_CHECKING:
+    from ..buckets.bucket import Bucket, Stat
+
+WIDTH: Final = 32
+"""Requests in flight."""
+GRACE: Final = 86_400.0
+"""Seconds that an object stays after a collector has first seen it unreferenced."""
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
+
+
+class MissingObject(Corrupt):
+    """A content that a trace names is not in the store, or its bytes are not what its name says."""
+
+
+class Session:
+    """May be used by several threads."""
+
+    def __init__(self, bucket: Bucket, now: Callable[[], float] = time.time) -> None:
+        self.bucket, self.now = bucket, now
+        self.bad: set[str] = set()
+        """Names whose bytes were wrong: their presence proves nothing."""
+        self._counting = lock()
+        self.sent = 0
+        """Bytes of content, so far."""
+        self.received = 0
+
+    @property
+    def url(self) -> str:
+        return self.bucket.url
+
+    def trace(self, key: str) -> layout.Found | None:
+        data = self.bucket.read(layout.trace_name(key))
+        return None if data is None else layout.trace_of(data, key)
+
+    def there(self, name: str, size: int | None = None) -> bool:
+        """Whether an object is there and need not be written: neither wrong, nor so old that a collector may be about to take it."""
+        if name in self.bad:
+            return False
+        stat = self.bucket.head(name)
+        return stat is not None and (size is None or stat.size == size) and self.now() - stat.at < GRACE / 2
+
+    def gone(self, name: str, why: str) -> MissingObject:
+        self.bad.add(name)
+        return MissingObject(f"{self.url}/{name} {why}", fix="the step that makes it will be run, and what it makes put there anew")
+
+    def listed(self, prefix: str) -> list[Stat]:
+        shape = {"traces": layout.TRACE, "states": layout.NOTE}.get(prefix.partition("/")[0], layout.OBJECT)
+        return [stat for stat in self.bucket.names(prefix) if shape.fullmatch(stat.name)]
+
+    def moved(self, *, sent: int = 0, received: int = 0) -> None:
+        with self._counting:
+            self.sent += sent
+            self.received += received
+
+    def map(self, do: Callable[[_A], _B], items: Iterable[_A], deadline: float | None = None, *, width: int = WIDTH) -> list[_B]:
+        try:
+            return Crew(min(width, self.bucket.width)).map(do, list(items), deadline)
+        except Late:
+            raise Unreachable(f"{self.url} does not answer", fix="look at the network, or do without the store: `--store none`") from None

@@ -1,0 +1,120 @@
+"""The newest checkpoint of a state in a shared store, so that a training resumes from it on another machine.
+
+    states/ab/<state key>.json    what its generation was made under, and the checkpoint of each of its states: name, content, bytes
+
+Its files lie among the objects, put there before the note is written.  The note is written over: the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ... import digest
+from .. import checkpoints
+from ..content import files
+from ..content.files import Content, Entry
+from ..content.objects import Objects
+from .remote import Remote
+
+WHOLE: Final = ""
+"""What stands for the name of a checkpoint where the whole folder of a state is one."""
+
+
+class Lying(NamedTuple):
+    """Contents that lie at paths of this disk."""
+
+    paths: Mapping[Content, str]
+
+    def path(self, content: Content) -> Path:
+        return Path(self.paths[content])
+
+    def entries(self, content: Content) -> list[Entry]:
+        """What a tree holds.  Raises Changed where it is another one by now."""
+        manifest = files.entries(self.paths[content])
+        if files.tree_id(manifest) != content:
+            raise files.Changed(self.paths[content])
+        return manifest
+
+    def size(self, content: Content) -> int:
+        path = self.paths[content]
+        return sum(entry.size for entry in files.entries(path)) if content[0] == "t" else os.path.getsize(path)
+
+
+class Sent(NamedTuple):
+    """A checkpoint that the store has."""
+
+    name: str
+    content: Content
+
+
+class Note(NamedTuple):
+    """The checkpoints of one generation, by the name of the state.  `made` is its `made_under.json`."""
+
+    made: Mapping[str, Any]
+    states: Mapping[str, Sent]
+
+
+def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -> Note:
+    """Put the checkpoint of each state, by its name, into the store, then the note.  Raises Corrupt or Changed where one changes, Infrastructure."""
+    states = {}
+    for state, name in found.items():
+        path = generation / state / name
+        content = files.tree_id(files.entries(path)) if path.is_dir() else files.scan(path)
+        remote.put(content, Lying({content: str(path)}))
+        states[state] = Sent(name, content)
+    note = Note(checkpoints.of_generation(generation), states)
+    body = {"made": dict(note.made), "states": {state: list(sent) for state, sent in states.items()}}
+    remote.write_note(key, json.dumps({**body, "sum": digest.of_value("state-note/1", body)}).encode())
+    return note
+
+
+def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -> None:
+    """Put contents into the store that no trace names, and note that they are needed: `what` they are for.  Raises Corrupt, Infrastructure."""
+    lying = Lying(contents)
+    for content in contents:
+        remote.put(content, lying)
+    states = {str(n): ["", content] for n, content in enumerate(contents)}
+    remote.write_note(digest.of_value("kept", list(what))[:32], json.dumps({"states": states}).encode())
+
+
+def load(remote: Remote, key: str) -> Note | None:
+    """What the store has of a state; a damaged note is none."""
+    return note_of(remote.read_note(key))
+
+
+def note_of(data: bytes | None) -> Note | None:
+    try:
+        body = json.loads(data or b"")
+        expected = body.pop("sum")
+        if expected != digest.of_value("state-note/1", body) or not isinstance(body["made"], dict) or not isinstance(body["made"]["continues"], dict):
+            return None
+        states = {str(state): Sent(str(name), Content(str(content))) for state, (name, content) in body["states"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    plain = all("/" not in part and part not in (".", "..") for state, sent in states.items() for part in (state, sent.name))
+    whole = all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", sent.content) for sent in states.values())
+    return Note(body["made"], states) if plain and whole else None
+
+
+def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
+    """Have the checkpoints of a note below `root`, in the generation that they are of; answers the names of those that were fetched.
+
+    Raises Gone, Infrastructure.
+    """
+    generation = checkpoints.adopt(root, note.made)
+    brought = []
+    for state, sent in note.states.items():
+        target = generation / state / sent.name if sent.name else generation / state
+        if target.exists():
+            continue
+        if not objects.has(sent.content):
+            remote.fetch(sent.content, objects)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        objects.copy_to(sent.content, target)
+        brought.append(sent.name or state)
+    return brought
