@@ -44,7 +44,7 @@ PURE = ("language", "planning")
 READING = {("runner/language/library.py", None), ("runner/language/document.py", "read")}
 """Where the pure floors touch the disk all the same: a module, or one function of it."""
 
-HERE_OR_THERE = ("Away", "here")
+HERE_OR_THERE = ("RemotePlace", "here")
 """What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
 
 INSIDE = ("survey", "execution")

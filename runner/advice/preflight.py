@@ -303,9 +303,9 @@ def _tail(log: Path) -> str | None:
 
 def _scope(spec: StepSpec, id: str) -> dict[str, object]:
     """What templates of a step read, before it runs: no checkpoint yet, and nothing of the host."""
-    from ..language.template import Place
+    from ..language.template import StatePath
 
-    state = {each.name: Place(each.path, {"latest": None}) for each in spec.state}
+    state = {each.name: StatePath(each.path, {"latest": None}) for each in spec.state}
     return {
         **spec.names._asdict(),
         "state": state,

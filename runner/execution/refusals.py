@@ -234,7 +234,7 @@ def at_once(found: Survey, host_pool: HostPool) -> int:
     processors = host_pool.here.capacity.processors
     if host_pool.priced:  # how many a machine takes is seen when it is up
         return processors + len(sent(found, host_pool))
-    return sum(site.capacity.slots or 1 for site in host_pool.sites) if host_pool.away else processors
+    return sum(place.capacity.slots or 1 for place in host_pool.places) if host_pool.away else processors
 
 
 def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, offered: Collection[Need] = ()) -> None:
@@ -258,17 +258,17 @@ def fits(ws: Workspace, found: Survey, host_pool: HostPool, settings: Settings, 
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
                 unmet.append(f"{node.id} needs {asked_for or 'a machine'}; {host_pool.name} offers no such machine now{left and f' ({left})'}")
             continue
-        sites = [host_pool.here] if near else host_pool.sites
+        places = [host_pool.here] if near else host_pool.places
         if count > 1:
             uneven += _uneven(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
-            sizes = sorted((site.capacity.has(name) for site in sites), reverse=True)
+            sizes = sorted((place.capacity.has(name) for place in places), reverse=True)
             most = settings.pools[name] if name in settings.pools else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
             if asked > most:
-                whose = "this machine has" if sites == [host_pool.here] else "its largest host has"
+                whose = "this machine has" if places == [host_pool.here] else "its largest host has"
                 need, there = (f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each) for each in (asked, most))
                 wrong.append(f"{node.id} needs {need} {unit or 'of memory'}; {whose} {there}")
     if unmet and not wrong:
@@ -341,11 +341,11 @@ def _few(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
     if host_pool.priced and host_pool.leases is not None:
         most = host_pool.leases.most
         return [f"{id} needs {workers} machines beside the head; no more than {most:g} may be rented at once"] if most < workers else []
-    have = sum(bool(site.address) or headed for site in host_pool.sites)
+    have = sum(bool(place.address) or headed for place in host_pool.places)
     whose = " beside the head" if headed else ""
     if have < workers:
         return [f"{id} needs {workers} nodes{whose}; {host_pool.name} has {have} host(s) free"]
-    large, own = sum(site.could(spec.resources.room) for site in host_pool.sites), len(host_pool.head.roomy(spec, host_pool.sites))
+    large, own = sum(place.could(spec.resources.room) for place in host_pool.places), len(host_pool.head.roomy(spec, host_pool.places))
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
         return [f"{id} needs {cards} on each of {workers} nodes{whose}; hosts of {host_pool.name} are one machine, whose GPUs do for {own}"]
@@ -356,7 +356,7 @@ def _uneven(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
     """Words for hosts that would not be given the same work: a launcher starts as many processes on each node."""
     if spec.resources.gpus is not None:
         return []
-    gpus = {site.name: int(site.capacity.has("gpus")) for site in host_pool.sites}
+    gpus = {place.name: int(place.capacity.has("gpus")) for place in host_pool.places}
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())

@@ -213,7 +213,7 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
     """A published copy that still holds the bytes goes back into the store."""
     from ..storage.content.files import Content
 
-    for output, path in found.places.get(producer, ()):
+    for output, path in found.targets.get(producer, ()):
         if found.made[producer].outputs.get(output) == content and found.facts.there.get(path) == content:
             if not ws.read_only:
                 ws.objects.remove(Content(content))

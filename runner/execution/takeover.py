@@ -18,7 +18,7 @@ from ..storage.workspace import Workspace
 class Left(NamedTuple):
     """An attempt that may go on: the host that it was begun on, and the generation of its state, if it keeps one."""
 
-    site: str
+    place: str
     generation: str
 
 
@@ -40,9 +40,9 @@ def attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
     """The attempts of a run that another machine began, and whose end is not stored, by their names; each has its folder here from now on."""
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):
-        log, site = event.data.get("log"), event.data.get("site")
-        if event.subject == "step" and event.after == "RUNNING" and isinstance(log, str) and isinstance(site, str):
-            open[event.id] = Path(log).name.removesuffix(".log"), Left(site, str(event.data.get("generation", "")))
+        log, place = event.data.get("log"), event.data.get("site")
+        if event.subject == "step" and event.after == "RUNNING" and isinstance(log, str) and isinstance(place, str):
+            open[event.id] = Path(log).name.removesuffix(".log"), Left(place, str(event.data.get("generation", "")))
         elif event.subject == "step" and event.before == "RUNNING" and event.reason != ORPHANED:
             open.pop(event.id, None)
     found = {}
@@ -50,6 +50,6 @@ def attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
         folder = ws.home / "attempts" / name
         folder.mkdir(parents=True, exist_ok=True)
         if not any(folder.iterdir()):
-            folder.with_name(f"{name}.site").write_text(left.site, encoding="utf-8")
+            folder.with_name(f"{name}.site").write_text(left.place, encoding="utf-8")
             found[name] = left
     return found

@@ -39,8 +39,8 @@ def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callabl
     """The same for a run that is ours already, and that nothing of this process works on."""
     try:
         names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
-        for name, site in elsewhere.items():
-            say(f"{site} may still run {name}, a job of {row.id}: `recipe run` with the same driver takes it over, or ends it")
+        for name, place in elsewhere.items():
+            say(f"{place} may still run {name}, a job of {row.id}: `recipe run` with the same driver takes it over, or ends it")
         if names:
             asyncio.run(_end(ws, names))
         _close(ws, row, fence, state)

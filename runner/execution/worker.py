@@ -146,7 +146,7 @@ async def _carried_out(ours: Assignment) -> tuple[Work, Report]:
         needs = needed(found, host_pool) if host_pool.priced else {}
         fits(ws, found, host_pool, settings, await host_pool.offered(takes(ws, found, needs)))
         if found.request.current_python:
-            await same_packages([*host_pool.head.sites, *host_pool.sites])
+            await same_packages([*host_pool.head.places, *host_pool.places])
         jobs = settings.jobs or at_once(found, host_pool)
         begins = replace(ours.claimed, fence=ours.submit()) if ours.submit is not None else ours.claimed
         ours.commits = _begun(ours, begins, jobs)

@@ -20,8 +20,8 @@ from ..storage.workspace import Workspace
 from . import interpreters
 from .link.client import Client, there
 from .link.contact import said
-from .place.away import Away
-from .place.sites import Shell, Site
+from .place.place import Place, Shell
+from .place.remote import RemotePlace
 from .renting.resting import LACKS
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Connector:
     def __init__(self, ws: Workspace, name: str, named: str, say: Callable[[str], None], given: Collection[str] = ()) -> None:
         self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
-    def here(self, local: Client) -> Site:
+    def here(self, local: Client) -> Place:
         """This machine.  Raises CannotRun."""
         python, ws = self._python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
-        return Site(ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ))
+        return Place(ws, "local", local, ws.machine(), lambda: ws.devices, Shell(python, path, ws.environ))
 
     def _python(self) -> str:
         """The interpreter of this machine; one that was named for hosts need not be here.  Raises CannotRun."""
@@ -136,10 +136,9 @@ class Connector:
         await host_store.open()
         await host_store.expect(self._given)
 
-    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, places: int, reached: Reached | None = None) -> Site:
+    async def place(self, offer: Offer, lease: Lease, host: Host, traits: Traits, *, slots: int, reached: Reached | None = None) -> Place:
         """The place on one host, of which so many were leased; `reached` if that was begun already.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name if isinstance(host, Named) else lease.id if traits.priced else offer.id}"
-        slots = None if traits.allocates else places
         have = offer.resources
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
@@ -161,9 +160,9 @@ class Connector:
         login = dict(line[4:].split("=", 1) for line in words.split("\n") if line.startswith("env ") and "=" in line)
         seen = devices.visible(login.get(devices.VISIBLE), cards)
         shell = Shell(python, path, login, facts.get("VERSION", ""))
-        site = Away(self._ws, name, jobs, room, seen, host_store, shell, slots, self._say)
-        site.address = host.address if isinstance(host, Addressed) else ""
-        return site
+        place = RemotePlace(self._ws, name, jobs, room, seen, host_store, shell, None if traits.allocates else slots, self._say)
+        place.address = host.address if isinstance(host, Addressed) else ""
+        return place
 
     def _recall(self, content: str) -> Any:
         """The manifest of a tree, where we have it."""
@@ -180,21 +179,21 @@ async def measure(offer: Offer, need: Need, host: Host, image: str, cuda: str) -
         raise HostLost(f"{LACKS}: {short}")
 
 
-async def same_packages(sites: Iterable[Site]) -> None:
+async def same_packages(places: Iterable[Place]) -> None:
     """See to it that the Python of these hosts has the packages of ours, which stand in keys.  Raises CannotRun."""
-    for site in sites:
-        if not isinstance(site, Away):
+    for place in places:
+        if not isinstance(place, RemotePlace):
             continue
         try:
-            found = json.loads(await said(site.host.call, (site.python, "-c", _PACKAGES)))
+            found = json.loads(await said(place.host.call, (place.python, "-c", _PACKAGES)))
         except (Rejected, ValueError) as error:
-            raise CannotRun(f"the Python of {site.name} ({site.python}) does not run: {error}", fix=_NAME_PYTHON) from error
+            raise CannotRun(f"the Python of {place.name} ({place.python}) does not run: {error}", fix=_NAME_PYTHON) from error
         ours = list(packages())
         if found != ours:
             differ = sorted({*found[1]} ^ {*ours[1]})
             some = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
             what = some or f"Python {found[0]}, not {ours[0]}"
-            raise CannotRun(f"{site.python} on {site.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
+            raise CannotRun(f"{place.python} on {place.name} has other packages than this Python ({what})", fix=_NAME_PYTHON)
 
 
 class _Shown:

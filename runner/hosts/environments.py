@@ -24,7 +24,7 @@ from ..storage.locks import Lock
 from . import uv
 from .link.contact import said
 from .place.hooks import INSTALL, Hooks
-from .place.sites import Site
+from .place.place import Place
 
 _PROGRAM = Path(__file__).with_name("_builder.py")
 LOOK = 0.2
@@ -59,45 +59,45 @@ class Wanted(NamedTuple):
         return " of ".join(part for part in (self.version and f"Python {self.version}", str(self.lock or "")) if part)
 
 
-async def python_there(site: Site, version: str) -> str:
+async def python_there(place: Place, version: str) -> str:
     """A Python of that version on that machine.  Raises CannotRun."""
-    home = site.login.get("HOME", "")
-    find = ("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, site.python, site.path, home)
-    found = (await said(site.host.call, find)).decode(errors="replace").strip()
+    home = place.login.get("HOME", "")
+    find = ("/bin/sh", "-c", f"PATH=$3 HOME=${{4:-$HOME}}{_FIND}", "sh", version, place.python, place.path, home)
+    found = (await said(place.host.call, find)).decode(errors="replace").strip()
     if not found:
         fix = f"install it there, as with `uv python install {version}`, or ask for another version"
-        raise CannotRun(f"Python {version} is not on {site.elsewhere or 'this machine'}", fix=fix)
+        raise CannotRun(f"Python {version} is not on {place.elsewhere or 'this machine'}", fix=fix)
     return found
 
 
-async def built(site: Site, wanted: Wanted) -> bool:
+async def built(place: Place, wanted: Wanted) -> bool:
     """Whether it is there already.  Without its interpreter, of a Python that was removed since, it is none."""
-    home = _home(site, wanted)
-    return await site.folder.noted(f"{home}/complete") and await site.folder.noted(f"{home}/bin/python")
+    home = _home(place, wanted)
+    return await place.folder.noted(f"{home}/complete") and await place.folder.noted(f"{home}/bin/python")
 
 
 async def python_of(hooks: Hooks, wanted: Wanted, say: Callable[[str], None]) -> str:
     """The interpreter of that environment, built if it is not there; `say` hears how far it is.  Raises CannotRun."""
-    site = hooks.site
-    home = _home(site, wanted)
-    if wanted.lock is None and await python_there(site, wanted.version) == site.python:
-        return site.python
-    if not await built(site, wanted):
+    place = hooks.place
+    home = _home(place, wanted)
+    if wanted.lock is None and await python_there(place, wanted.version) == place.python:
+        return place.python
+    if not await built(place, wanted):
         # On another machine the builder's own lock is enough: `gc` does not go there.
-        with await _turn(hooks, os.path.basename(home), say) if site.folder.root == str(site.ws.home) else contextlib.nullcontext():
-            await _build(hooks, wanted, f"{site.folder.root}/{home}", say)
-    await site.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
-    return f"{site.folder.root}/{home}/bin/python"
+        with await _turn(hooks, os.path.basename(home), say) if place.folder.root == str(place.ws.home) else contextlib.nullcontext():
+            await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
+    await place.folder.note(f"{home}/complete")  # `gc` goes by when it was last wanted
+    return f"{place.folder.root}/{home}/bin/python"
 
 
-def _home(site: Site, wanted: Wanted) -> str:
+def _home(place: Place, wanted: Wanted) -> str:
     """On a host of several workspaces they share it, as far as they ask for the same Python there."""
-    return wanted.name if site.folder.root == str(site.ws.home) else f"{wanted.name}-{of_value('python', site.python)[:8]}"
+    return wanted.name if place.folder.root == str(place.ws.home) else f"{wanted.name}-{of_value('python', place.python)[:8]}"
 
 
 async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
     """Hold the environment against `gc` and other runs here.  Raises CannotRun when we are stopped meanwhile."""
-    locks = hooks.site.ws.locks
+    locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
         say(f"{locks.holder(f'env-{name}')} is installing them; this run waits")
@@ -112,9 +112,9 @@ async def _turn(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
 async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], None]) -> None:
     lock = wanted.lock
     text = b"" if lock is None else await asyncio.to_thread(_text, lock)
-    installer = await python_there(hooks.site, wanted.version) if wanted.version else hooks.site.installer
+    installer = await python_there(hooks.place, wanted.version) if wanted.version else hooks.place.installer
     # Index, proxy, certificates and cache are found by the caller's environment; nothing of that gets into what is installed.
-    inherited = list(os.environ) if hooks.site.folder.root == str(hooks.site.ws.home) else []
+    inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
 
@@ -126,11 +126,11 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
             if last is parsed and "says" in last:
                 say(last["says"])
 
-    argv = [installer, "-I", "builder.py", home, *(("requirements.txt", await _uv(hooks.site)) if lock else ("",))]
+    argv = [installer, "-I", "builder.py", home, *(("requirements.txt", await _uv(hooks.place)) if lock else ("",))]
     exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
-        where = f" on {hooks.site.name}" if hooks.site.folder.root != str(hooks.site.ws.home) else ""
+        where = f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
         raise CannotRun(
             f"the environment of {wanted} cannot be built{where}: {words}", fix=last.get("fix", "correct the lock, or use --python current")
         )
@@ -139,13 +139,13 @@ async def _build(hooks: Hooks, wanted: Wanted, home: str, say: Callable[[str], N
         say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
 
 
-async def _uv(site: Site) -> str:
+async def _uv(place: Place) -> str:
     """A uv for that machine, brought there; empty where none can be had, and pip does its work."""
-    if not site.elsewhere:
+    if not place.elsewhere:
         return uv.here()
-    machine = (await said(site.host.call, (site.installer, "-c", _MACHINE))).decode(errors="replace").strip()
+    machine = (await said(place.host.call, (place.installer, "-c", _MACHINE))).decode(errors="replace").strip()
     found = await asyncio.to_thread(uv.of, machine, Path(cache_folder(os.environ)))
-    return await site.folder.program(found) if found else ""
+    return await place.folder.program(found) if found else ""
 
 
 def _whole(lock: Path) -> bytes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..planning.step import StepSpec
     from ..settings import Head
-    from .place.sites import Site
+    from .place.place import Place
 
 
 class Heading:
@@ -33,26 +33,26 @@ class Heading:
         self, ws: Workspace | None = None, head: Head | None = None, named: str = "", say: Callable[[str], None] = lambda _text: None
     ) -> None:
         self._ws, self._head, self._named, self._say = ws, head, named, say
-        self.sites: Sequence[Site] = ()
+        self.places: Sequence[Place] = ()
         """The place on the head; nothing where the stack has none."""
 
     def leads(self, spec: StepSpec) -> bool:
         """Whether a step has the head as its node 0."""
-        return bool(self.sites) and spec.node_count > 1
+        return bool(self.places) and spec.node_count > 1
 
     def workers(self, spec: StepSpec) -> int:
         """On how many places of the driver a step runs: one for each node that is not the head."""
         return spec.node_count - int(self.leads(spec))
 
-    def roomy(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
+    def roomy(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Those of these places where a step could run, or a node of one, each with GPUs that no other has."""
-        could = [site for site in sites if site.could(spec.resources.room)]
+        could = [place for place in places if place.could(spec.resources.room)]
         return apart(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
-    def crew(self, spec: StepSpec, sites: Sequence[Site]) -> Sequence[Site]:
+    def crew(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """The places of a step by rank: the head, where it takes one, and the first of these; none as long as they do not suffice."""
-        heads = self.sites if self.leads(spec) else ()
-        found = [*heads, *apart(sites, spec.resources.gpus or 0)[: self.workers(spec)]]
+        heads = self.places if self.leads(spec) else ()
+        found = [*heads, *apart(places, spec.resources.gpus or 0)[: self.workers(spec)]]
         return found if len(found) == spec.node_count and all(head.has_room({}) for head in heads) else []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
@@ -78,19 +78,19 @@ class Heading:
                     raise found
                 found.deadman = settings.get("deadman")  # of a host that is only looked at there is none
                 lease = Lease(head.driver, name, "head", {"python": found.python})
-                site = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, places=1)
-                site.port, self.sites = head.port, [site]
+                place = await Connector(ws, head.driver, self._named, self._say).place(Offer(head.driver, name), lease, found, driver.traits, slots=1)
+                place.port, self.places = head.port, [place]
                 if unused:
-                    await rendezvous.free(Node(site.name, site.host, site.address, site.python, compared=False), head.port)
+                    await rendezvous.free(Node(place.name, place.host, place.address, place.python, compared=False), head.port)
             except (CannotRun, DriverError) as error:
                 raise Infrastructure(f"the head {head.host} cannot be used: {error}", fix=getattr(error, "fix", "") or fix) from error
 
 
-def apart(places: Sequence[Site], gpus: int) -> Sequence[Site]:
+def apart(places: Sequence[Place], gpus: int) -> Sequence[Place]:
     """Those of these places that have so many GPUs beside what the ones before them take: hosts on one machine have the same cards."""
     if not gpus:
         return places
-    found, taken = list["Site"](), list["Device"]()
+    found, taken = list["Place"](), list["Device"]()
     for place in places:
         own = others(place.capacity.devices, taken)[:gpus]
         if len(own) == gpus:

@@ -43,8 +43,8 @@ from . import interpreters
 from .connect import Connector, Reached, measure
 from .head import Heading
 from .link.client import Client
-from .place.away import Away
-from .place.sites import Site
+from .place.place import Place
+from .place.remote import RemotePlace
 from .renting.budget import TERM
 from .renting.inventory import IDLE, Inventory, named
 from .renting.kept import KeptLeases
@@ -99,7 +99,7 @@ class HostPool:
     """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs for which nothing was offered before the run, and what was left out, by count."""
-    here: Site = field(init=False)
+    here: Place = field(init=False)
     head: Heading = field(default_factory=Heading)
     inventory: Inventory = field(default_factory=Inventory)
     """Places elsewhere that the run has."""
@@ -109,7 +109,7 @@ class HostPool:
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
     """Moves of leases that the run has not noted yet: the state before, and the lease."""
     leases: KeptLeases | None = None
-    _opened: list[Site] = field(default_factory=list)
+    _opened: list[Place] = field(default_factory=list)
     """This machine, once it is open: what `close` has to close although `open` failed."""
     _wish: Wish = field(default_factory=Wish)
     _connector: Connector = field(init=False)
@@ -126,9 +126,9 @@ class HostPool:
         return self.name != "local"
 
     @property
-    def sites(self) -> list[Site]:
+    def places(self) -> list[Place]:
         """Where steps run that are not kept on this machine."""
-        return self.inventory.sites if self.away else [self.here]
+        return self.inventory.places if self.away else [self.here]
 
     @property
     def priced(self) -> bool:
@@ -137,7 +137,7 @@ class HostPool:
 
     def machine(self, names: Iterable[str]) -> dict[str, float]:
         """What all places have together of cpus, gpus, or memory in bytes.  Unknown where machines are rented on demand."""
-        return {} if self.priced else {name: sum(site.capacity.has(name) for site in self.sites) for name in names}
+        return {} if self.priced else {name: sum(place.capacity.has(name) for place in self.places) for name in names}
 
     @property
     def full(self) -> bool:
@@ -152,12 +152,12 @@ class HostPool:
             return not self.away
         return not spec.resources.gpus and self.here.could(spec.resources.room)
 
-    def sites_of(self, spec: StepSpec, *, local: bool) -> Sequence[Site]:
+    def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
         """Where a step may run: a local one on this machine only."""
         if local or (self.priced and self.stays(spec)):
             return [self.here]
         if not self.priced:
-            return self.sites
+            return self.places
         return self.inventory.serving(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:
@@ -193,9 +193,9 @@ class HostPool:
         for rows in kept.values():
             await self._enter(offer_of(rows[0]), rows)
         self.spot.taken = self.leases.taken_away() if self.priced else 0
-        if not self.priced and not self.sites and self.lost:
+        if not self.priced and not self.places and self.lost:
             raise Infrastructure("\n".join(self.lost), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
-        if not self.priced and not self.sites:
+        if not self.priced and not self.places:
             raise Busy(f"all places that {self.name} has are taken", fix="wait, or name another host")
         self._upkeep.begin()
 
@@ -211,12 +211,12 @@ class HostPool:
         async with self._connector.reached(self._of().driver, want) as reached:
             offers, trouble = sorted(await self._offers(Wish()), key=lambda offer: offer.id not in kept), list[str]()
             for offer in offers:
-                needed = self._wish.need.nodes - len(self.head.sites)
-                missing = max(want - sum(site.capacity.slots or 0 for site in self.sites), int(len(self.sites) < needed))
+                needed = self._wish.need.nodes - len(self.head.places)
+                missing = max(want - sum(place.capacity.slots or 0 for place in self.places), int(len(self.places) < needed))
                 if missing <= 0 and offer.id not in kept:
                     continue
                 ours = kept.pop(offer.id, [])
-                alone = offer is offers[-1] and not self.sites
+                alone = offer is offers[-1] and not self.places
                 try:
                     async with asyncio.timeout(None if ours or alone else OPENS):
                         if await self._take(offer, missing, Need(), ours, reached=reached.get(offer.id)):
@@ -227,10 +227,10 @@ class HostPool:
                     trouble.append(f"{self.name} {offer.id}: {str(error) or f'it was not open after {OPENS:g} s'}")
                     if not alone:
                         self.say(f"{trouble[-1]}; the run goes on without it")
-        if trouble and not self.sites:
+        if trouble and not self.places:
             raise Infrastructure("\n".join(trouble), fix=f"`recipe doctor --driver {self.name}` looks at each part of the way there")
 
-    async def allocate(self) -> Sequence[Site]:
+    async def allocate(self) -> Sequence[Place]:
         """One lease of as many nodes as a step of this run has, from the first offer that can be had."""
         for offer in await self._offers(self._wish):
             if short := self._of().budget.pays(self._wish.need, offer):
@@ -265,7 +265,7 @@ class HostPool:
                 self.unmet[need] = left_out(driver.excluded) if isinstance(driver, Excluding) else ""
         return found
 
-    async def rent(self, need: Need, ready: Callable[[Site], Awaitable[object]]) -> Site | None:
+    async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
         """A machine for this need, up and made `ready`; None when there is none any more.  What cannot be made ready is given back.
 
         Raises CannotRun, DriverError, and what `ready` raises.
@@ -303,32 +303,32 @@ class HostPool:
 
     def hopes(self, spec: StepSpec) -> bool:
         """Whether there is a place where a step could run, or may be one yet."""
-        if self.head.leads(spec) and self.head.sites[0].lost:
+        if self.head.leads(spec) and self.head.places[0].lost:
             return False
-        if len(self.head.roomy(spec, self.sites_of(spec, local=False))) >= self.head.workers(spec):
+        if len(self.head.roomy(spec, self.places_of(spec, local=False))) >= self.head.workers(spec):
             return True
         return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
 
-    def named(self, names: Sequence[str]) -> Site | None:
+    def named(self, names: Sequence[str]) -> Place | None:
         """The place with these hosts, by rank; None when this run has not all of them."""
         from .place.group import group_of
 
-        found = named([*self.head.sites, *self.sites], names)
+        found = named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
-    async def give_back(self, site: Site, reason: str) -> bool:
+    async def give_back(self, place: Place, reason: str) -> bool:
         """End the leases of a place: nothing starts there any more.  False when one is not proved gone yet.  Raises DriverError."""
-        rows, with_it = self.inventory.drop(site)
+        rows, with_it = self.inventory.drop(place)
         for each in with_it:
             each.lost = each.lost or reason
-        for each in (site, *with_it):
+        for each in (place, *with_it):
             await each.aclose()
         gone, spot = True, self.spot.market
-        if self.spot.gone((site, *with_it)):
+        if self.spot.gone((place, *with_it)):
             reason = f"{TAKEN_AWAY}: {reason}"
             if self.spot.market != spot:
                 self.say(f"{MOST_TAKEN} spot machines were taken away: what is rented from now on is on demand")
-        healthy = not (site.lost or site.leaving)
+        healthy = not (place.lost or place.leaving)
         for row in rows:
             if healthy and self._of().stays_alive(row):
                 self._of().hand_over(row)
@@ -336,14 +336,14 @@ class HostPool:
                 gone &= await self._of().release(row, reason)
         return gone
 
-    async def replace(self, lost: Site) -> Sequence[Site]:
+    async def replace(self, lost: Place) -> Sequence[Place]:
         """Other places for one that is gone, if there are any.  One that costs money is asked for again when a step needs it."""
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
-        if lost in self.head.sites:
+        if lost in self.head.places:
             await lost.aclose()
             await self.head.open(self._of().driver.traits, unused=False)
-            return self.head.sites
+            return self.head.places
         wanted = not self.inventory.succeeded(lost)
         with contextlib.suppress(DriverError):
             await self.give_back(lost, lost.lost)
@@ -353,7 +353,7 @@ class HostPool:
             if self._of().driver.traits.allocates:
                 return await self.allocate() if wanted else ()
             for offer in await self._offers(Wish()):
-                if not any(site.name == f"{self.name} {offer.id}" for site in self.sites) and (
+                if not any(place.name == f"{self.name} {offer.id}" for place in self.places) and (
                     found := await self._take(offer, lost.capacity.slots or 1, Need())
                 ):
                     return found
@@ -365,14 +365,14 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        await asyncio.gather(*(_left(site, sweep=not self.priced) for site in [*self._opened, *self.head.sites, *self.inventory.sites]))
+        await asyncio.gather(*(_left(place, sweep=not self.priced) for place in [*self._opened, *self.head.places, *self.inventory.places]))
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
             if not (leave and self.priced):
-                for place in self.inventory.held:
-                    if not (place.site.lost or place.site.leaving):
-                        for row in filter(self.leases.stays_alive, place.leases):
+                for held in self.inventory.held:
+                    if not (held.place.lost or held.place.leaving):
+                        for row in filter(self.leases.stays_alive, held.leases):
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}")
@@ -427,9 +427,9 @@ class HostPool:
         want: int,
         need: Need,
         kept: Sequence[LeaseRow] = (),
-        ready: Callable[[Site], Awaitable[object]] | None = None,
+        ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: Reached | None = None,
-    ) -> Sequence[Site]:
+    ) -> Sequence[Place]:
         """As many places on one machine as are free and wanted, beside those `kept`; empty when there is none.
 
         Raises CannotRun when it lets us in and can do nothing for us.
@@ -457,14 +457,14 @@ class HostPool:
         self,
         offer: Offer,
         rows: Sequence[LeaseRow],
-        ready: Callable[[Site], Awaitable[object]] | None = None,
+        ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: Reached | None = None,
-    ) -> Sequence[Site]:
+    ) -> Sequence[Place]:
         """The place that these leases on one machine give us, or the nodes of a lease, when they are up; empty when they are gone, and given back.
 
         One that was rented just now and cannot be used is given back, too: its offer failed.  Raises CannotRun, and what `ready` raises.
         """
-        sites: list[Site] = []
+        places: list[Place] = []
         try:
             with self._usable(offer):
                 leased = [await self._of().up(row) for row in rows]
@@ -478,29 +478,29 @@ class HostPool:
                 traits = self._of().driver.traits
                 lease = lease_of(rows[0])
                 for host in hosts:
-                    sites.append(await self._connector.place(offer, lease, host, traits, places=len(rows), reached=reached))
+                    places.append(await self._connector.place(offer, lease, host, traits, slots=len(rows), reached=reached))
             if ready is not None:
                 with _disposable(HostLost, Unreachable):
-                    for site in sites:
-                        await ready(site)  # before any step can be started there
+                    for place in places:
+                        await ready(place)  # before any step can be started there
         except HostLost as error:
             self.say(f"{self.name} {offer.id}: {error}")
             if not self.priced:
                 self.lost.append(f"{self.name} {offer.id}: {error}")
-            for site in sites:
-                await site.aclose()
+            for place in places:
+                await place.aclose()
             await self._of().close({row.key for row in rows}, str(error))
             return ()
-        for site, host in zip(sites, hosts, strict=True):
-            site.image = need_of(rows[0]).image
-            self.inventory.add(site, offer, rows)
+        for place, host in zip(places, hosts, strict=True):
+            place.image = need_of(rows[0]).image
+            self.inventory.add(place, offer, rows)
             if isinstance(host, Ending):
-                site.leave_at, site.notice = host.until - host.grace, timedelta(seconds=host.grace * SAVES)
+                place.leave_at, place.notice = host.until - host.grace, timedelta(seconds=host.grace * SAVES)
             if offer.market == "spot":
-                self.spot.add(site)
+                self.spot.add(place)
                 if self._of().driver.traits.notice:
-                    self._upkeep.watch(site, host)
-        return sites
+                    self._upkeep.watch(place, host)
+        return places
 
 
 @contextlib.contextmanager
@@ -528,12 +528,12 @@ def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     return other if there else usual
 
 
-async def _left(site: Site, *, sweep: bool) -> None:
+async def _left(place: Place, *, sweep: bool) -> None:
     """Let go of a place."""
-    if sweep and isinstance(site, Away) and not site.lost:
+    if sweep and isinstance(place, RemotePlace) and not place.lost:
         with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-            await site.host_store.sweep(every=SWEEP)
-    await site.aclose()
+            await place.host_store.sweep(every=SWEEP)
+    await place.aclose()
 
 
 def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:

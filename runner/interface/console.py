@@ -467,7 +467,7 @@ class _Story:
             if data.get("adopted"):
                 lines.append((f"{name}: was left running, continues", "odd"))
             if self._verbose:
-                where = f" on {shown(str(site))}" if (site := data.get("site")) else ""
+                where = f" on {shown(str(place))}" if (place := data.get("site")) else ""
                 lines.append((f"{name}: started{where}", "dim"))
             if self._commands:
                 lines += [(f"{name}: $ {shown(line)}", "dim") for line in self._command(event.id).splitlines()]

@@ -47,7 +47,7 @@ def read_as_source(by: str, offset: int, length: int) -> Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where one expression stands.  `quoted`: the script already quotes it; `alone`: it is a whole word, so a list may be several."""
 
     role: Literal["text", "number", "operand", "comment"]
@@ -59,7 +59,7 @@ class Place:
 class Reading:
     """All that is known of a script: its expressions in order, and the offsets of its pipes."""
 
-    places: tuple[Place, ...]
+    places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
     warnings: tuple[Doubt, ...]
     pipes: tuple[int, ...]
@@ -120,7 +120,7 @@ class Values:
         self.text = text
         self.spans: Mapping[int, int] = {each.offset: each.offset + each.length for each in expressions(text)}
         self.offsets = list(self.spans)
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
         self.sources: list[Ruling] = []  # code, and what other interpreters read
         self.bodies: list[tuple[int, int, int]] = []  # of here-documents, and where their command named them
@@ -135,7 +135,7 @@ class Values:
             if name in self.computed:
                 self._limit(at, "number")
         # What the reader skipped stands in text it could not make sense of: quoted like a word.
-        places = {at: self.places.get(at, Place("text", False)) for at in self.spans}
+        places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
         doubts = self._sourced(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
@@ -146,13 +146,13 @@ class Values:
 
     def comment(self, at: int) -> None:
         """Note an expression that nothing reads."""
-        self.places[at] = Place("comment", True)
+        self.places[at] = Position("comment", True)
 
     def body(self, start: int, end: int, named: int) -> None:
         """Note a here-document, and where its command named it."""
         self.bodies.append((start, end, named))
 
-    def _sourced(self, places: Mapping[int, Place]) -> list[Doubt]:
+    def _sourced(self, places: Mapping[int, Position]) -> list[Doubt]:
         """Refuse each value that is source for this shell; a warning for one that is source for another interpreter."""
         stands = [(at, at) for at in self.spans]
         stands += [(named, at) for start, end, named in self.bodies for at in self._within(start, end)]
@@ -183,7 +183,7 @@ class Values:
         frame.places.add(at)
         so_far = self.text[frame.word : at] if frame.word >= 0 else ""
         subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
-        self.places[at] = Place("number" if frame.number or subscript else "text", quoted, alone)
+        self.places[at] = Position("number" if frame.number or subscript else "text", quoted, alone)
         return end
 
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:

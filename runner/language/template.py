@@ -82,12 +82,12 @@ class Expression:
             raise TemplateError(str(error), self.offset, self.length, error.fix) from None
 
 
-class Place(str):
+class StatePath(str):
     """A path of which parts can be asked too: `{{ state.checkpoints }}` is text, `{{ state.checkpoints.latest }}` a part of it."""
 
     parts: Mapping[str, object]
 
-    def __new__(cls, path: str, parts: Mapping[str, object]) -> Place:
+    def __new__(cls, path: str, parts: Mapping[str, object]) -> StatePath:
         made = super().__new__(cls, path)
         made.parts = parts
         return made
@@ -384,8 +384,8 @@ class _Chain:
         recorded = False
         for link in self.links:
             key = link.key(world) if callable(link.key) else link.key
-            if isinstance(value, (Mapping, Place)):
-                known: Mapping[str, object] = value.parts if isinstance(value, Place) else value
+            if isinstance(value, (Mapping, StatePath)):
+                known: Mapping[str, object] = value.parts if isinstance(value, StatePath) else value
                 if not isinstance(key, str):
                     raise TemplateError(f"{_called(path)} is read by name, not by {_kind(key)}", link.offset, link.length)
                 try:

@@ -437,13 +437,13 @@ class _Compiler:
     def _nulls(self, scope: Scope, draft: Draft, names: Namespaces, leaves: Iterable[tuple[Where, str]]) -> None:
         """A value that is null here, or a state's `latest` on the first attempt, in a text that cannot hold one: said now, not when it runs."""
         from ..language import shell
-        from ..language.template import Place, TemplateError, evaluate
+        from ..language.template import StatePath, TemplateError, evaluate
 
         step = draft.step
         absent = {"inputs": {n for n, v in draft.inputs.items() if v is None}, "matrix": {n for n, v in draft.matrix.items() if v is None}}
         if not step.state and not any(absent.values()):
             return
-        scene = {**names, "state": {s.name: Place(s.path or s.name, {"latest": None}) for s in step.state}}
+        scene = {**names, "state": {s.name: StatePath(s.path or s.name, {"latest": None}) for s in step.state}}
         for where, leaf in leaves:
             if where[len(step.origin)] not in ("run", "accelerate", "files", "env"):
                 continue

@@ -14,7 +14,7 @@ from ..digest import Digest
 from . import fingerprint
 from .ids import bare
 from .mentions import code_name
-from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Place, Plan
+from .plan import ALLOW_FAILURE, SELECT, SKIP, UNCACHED, WHEN_LATE, Node, Plan, Target
 from .step import MetricAsked, MetricsSpec, StepSpec
 
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
@@ -90,11 +90,11 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, Sequence[Place]] | None = None
+    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], *, force: bool = False, targets: Mapping[int, Sequence[Target]] | None = None
 ) -> Verdict:
     """Judge node `n`.  `made` holds what is known of its producers; one that is missing makes the answer `maybe`.
 
-    `targets` are the places where outputs must lie: by node.
+    `targets`: where outputs must lie, by node.
     """
     node = plan.nodes[n]
     if node.flags & SKIP:
@@ -128,19 +128,19 @@ def judge(
         if not answer:
             return Verdict(SKIPPED, key, ("its `when` is false",), NOTHING)
     trace, former = (None, None) if node.flags & UNCACHED else _remembered(plan, n, key, world, facts)
-    places = targets.get(n, ()) if targets else ()
+    own = targets.get(n, ()) if targets else ()
     if force:
-        return Verdict(RUN, key, FORCED, None, _conflicts(places, facts), former)
+        return Verdict(RUN, key, FORCED, None, _conflicts(own, facts), former)
     if trace is None:
         reason = ("`cache: false`: runs every time",) if node.flags & UNCACHED else ()
-        return Verdict(RUN, key, reason, None, _conflicts(places, facts), former)
+        return Verdict(RUN, key, reason, None, _conflicts(own, facts), former)
     metrics = trace.metrics if former is not None or not node.rule else trace.measured.get(node.rule)
     if metrics is None and (metrics := facts.numbers(key, rule_of(plan, n))) is None:
         for reader, metric in plan.readers(n):
             words = f"{reader} reads its metric {metric}, by a rule that is new, and what it is read from is not kept"
-            return Verdict(RUN, key, (words,), None, _conflicts(places, facts))
+            return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
-    return _left(Made(True, {name: content for name, _, content in trace.outputs}, metrics), key, (), facts, places)._replace(former=former)
+    return _left(Made(True, {name: content for name, _, content in trace.outputs}, metrics), key, (), facts, own)._replace(former=former)
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
@@ -159,17 +159,17 @@ def _remembered(plan: Plan, n: int, key: Digest, world: fingerprint.World, facts
     return facts.traces.get(former), former
 
 
-def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, places: Sequence[Place]) -> Verdict:
+def _left(left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]) -> Verdict:
     """Fresh if what was left is where it must, for the reason `why`; else to be put there, or made again if it is not stored."""
     outputs, there = left.outputs, facts.there
-    gone = [place for place in places if place.output in outputs and there.get(place.path) != outputs[place.output]]
+    gone = [target for target in targets if target.output in outputs and there.get(target.path) != outputs[target.output]]
     if not gone:
         return Verdict(FRESH, key, why, left)
     clashes = _conflicts(gone, facts)
-    lost = [place.output for place in gone if facts.stored is not None and outputs[place.output] not in facts.stored]
+    lost = [target.output for target in gone if facts.stored is not None and outputs[target.output] not in facts.stored]
     if lost:
         return Verdict(RUN, key, tuple(f"output {name} is not stored any more" for name in lost), None, clashes)
-    words = tuple(f"{place.path} {_state(place.path, facts)}" for place in gone if place.path not in clashes)
+    words = tuple(f"{target.path} {_state(target.path, facts)}" for target in gone if target.path not in clashes)
     return Verdict(RESTORE, key, words, left, clashes)
 
 
@@ -270,7 +270,7 @@ def _metrics(wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mappin
     return found
 
 
-def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: Sequence[Place]) -> Verdict:
+def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], targets: Sequence[Target]) -> Verdict:
     node = plan.nodes[n]
     chosen = plan.specs()[n].select
     assert chosen is not None
@@ -284,12 +284,12 @@ def _select(plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], places: 
     value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
     left = made[winner]
     why = (f"{plan.nodes[winner].id} has the {'least' if best == 'min' else 'greatest'} {metric}, {value:g}",)
-    return _left(Made(True, left.outputs, left.metrics), None, why, facts, places)
+    return _left(Made(True, left.outputs, left.metrics), None, why, facts, targets)
 
 
-def _conflicts(places: Sequence[Place], facts: Facts) -> tuple[str, ...]:
+def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
     """Places that hold something we did not put there.  What is stored is ours: a worker may have died before it wrote down where it put it."""
-    return tuple(place.path for place in places if facts.strange(place.path))
+    return tuple(target.path for target in targets if facts.strange(target.path))
 
 
 def _state(path: str, facts: Facts) -> str:

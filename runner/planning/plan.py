@@ -27,7 +27,7 @@ COMPILER: Final = 13
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL = 1, 2, 4, 8, 16, 32, 64
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """Where an output must lie in the workspace."""
 
     output: str

@@ -17,7 +17,7 @@ Resolve: TypeAlias = Callable[[str, int], Sequence[str]]
 _NAME: Final = re.compile(r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]\.?", re.IGNORECASE)
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """What is connected to: `address` is an IP address, `host` the name that the certificate has to show."""
 
     host: str
@@ -30,7 +30,7 @@ def resolved(host: str, port: int) -> Sequence[str]:
     return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def public_place(url: str, resolve: Resolve = resolved) -> Place:
+def public_endpoint(url: str, resolve: Resolve = resolved) -> Endpoint:
     """Where a request to a stranger's URL goes.  Raises Invalid for one that is not https, or that is not on the public internet alone."""
     parts = _split(url)
     if parts.scheme != "https":
@@ -49,7 +49,7 @@ def public_place(url: str, resolve: Resolve = resolved) -> Place:
             raise _bad("has a host that cannot be found") from error
     if not found or not all(map(public, found)):
         raise _bad("leads to a private address")
-    return Place(host, port, found[0])
+    return Endpoint(host, port, found[0])
 
 
 def _split(url: str) -> SplitResult:

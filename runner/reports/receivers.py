@@ -55,12 +55,12 @@ class Receivers:
 
     def _sent(self, letter: Waiting, run: RunRow | None, kind: str, method: str, url: str) -> Answer:
         try:
-            place = addresses.public_place(url) if kind == "hook" else None
+            endpoint = addresses.public_endpoint(url) if kind == "hook" else None
             secrets = self._secrets(kind, url, run)
             headers = {"Content-Type": "application/json", "User-Agent": "recipe", **_headers(kind, letter, secrets)}
         except RecipeError as error:
             return Answer(0, str(error))
-        return send(method, url, headers, letter.body.encode(), place)
+        return send(method, url, headers, letter.body.encode(), endpoint)
 
     def _secrets(self, kind: str, url: str, run: RunRow | None) -> Sequence[str]:
         """What a receiver is shown, or what is signed with.  Raises CannotRun."""

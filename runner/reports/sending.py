@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from .addresses import Place
+from .addresses import Endpoint
 
 PATIENCE: Final = 10.0
 """Seconds that one try takes at most."""
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
     retry_after: float | None = None
 
 
-def send(method: str, url: str, headers: Mapping[str, str], body: bytes, place: Place | None = None, patience: float = PATIENCE) -> Answer:
+def send(method: str, url: str, headers: Mapping[str, str], body: bytes, endpoint: Endpoint | None = None, patience: float = PATIENCE) -> Answer:
     """Send a request, to the very address of `place` if it is given."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -35,7 +35,7 @@ def send(method: str, url: str, headers: Mapping[str, str], body: bytes, place: 
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     deadline = time.monotonic() + patience
     try:
-        wire = socket.create_connection((place.address if place else host, port), timeout=patience)
+        wire = socket.create_connection((endpoint.address if endpoint else host, port), timeout=patience)
     except OSError as error:
         return Answer(0, f"it cannot be reached: {error.strerror or error}")
     wires: list[socket.socket] = [wire]

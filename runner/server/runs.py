@@ -15,7 +15,7 @@ from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_o
 from ..execution.unattended import end_unattended
 from ..interface import views
 from ..planning.ids import stored
-from ..reports.addresses import public_place
+from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import FINAL, Event, RunRow, Wanted
@@ -190,7 +190,7 @@ def create(
 
 def _hook(room: Room, hook: Hook) -> Mapping[str, object]:
     """A webhook as it is stored.  Raises Invalid for an address that is not public, CannotRun where its secret cannot be sealed."""
-    public_place(hook.url)
+    public_endpoint(hook.url)
     sealed = {"secret": seal(hook.secret, SECRET, room.environ)} if hook.secret else {}
     return {"url": hook.url, "events": hook.events, **sealed}
 

@@ -92,7 +92,7 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
     """A step's command as it would be typed, and the text of the files that are written first; what only an attempt knows stays as written."""
     from ..errors import CannotRun
     from ..hosts.place import launch
-    from ..language.template import Place
+    from ..language.template import StatePath
 
     node, spec = found.plan.nodes[n], found.plan.specs()[n]
     if spec.select is not None:
@@ -103,7 +103,7 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
     if any(late.producer not in found.made for late in node.late):
         return as_written, files_as_written
     scope = scope_of(spec, found.plan, n, found.made)
-    scope |= {"state": {s.name: Place(s.path, {"latest": None}) for s in spec.state}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
+    scope |= {"state": {s.name: StatePath(s.path, {"latest": None}) for s in spec.state}, "host": {"gpus": 0, "cpus": 1}, "node": {"rank": 0}}
     scope |= {
         "nodes": {"count": 1, "addresses": ["127.0.0.1"]},
         "run": {"id": "RUN", "recipe": found.plan.recipe},

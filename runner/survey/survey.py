@@ -30,7 +30,7 @@ from ..paths import VERSION, Location, heads, is_path, shipped
 from ..planning.ids import names
 from ..planning.judge import Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
-from ..planning.plan import COMPILER, Place, Plan
+from ..planning.plan import COMPILER, Plan, Target
 from ..planning.step import MetricsSpec
 from ..reading import unfit, whole
 from ..secrets import unusable
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(slots=True)
 class Survey:
-    """A plan and what was found about it.  `places` are where outputs must lie: node -> (output, path below the workspace or absolute)."""
+    """A plan and what was found about it.  `targets`: where outputs must lie, node -> (output, path below the workspace or absolute)."""
 
     request: Request
     source: Path
@@ -70,7 +70,7 @@ class Survey:
     facts: Facts
     verdicts: list[Verdict]
     made: dict[int, Made]
-    places: dict[int, list[Place]]
+    targets: dict[int, list[Target]]
     globs: dict[str, tuple[str, ...]]
     forced: frozenset[str] = frozenset()
     all: bool = False  # every step is forced
@@ -84,9 +84,9 @@ class Survey:
         """Nodes that are not settled: to run, perhaps to run, or to restore."""
         return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in ("run", "maybe", "restore")]
 
-    def place(self, ws: Workspace, plan: Plan) -> dict[int, list[Place]]:
-        """The places for another plan of the same request: one that has grown."""
-        return _places(ws, plan, self.library, self.request)
+    def targets_of(self, ws: Workspace, plan: Plan) -> dict[int, list[Target]]:
+        """The targets of another plan of the same request: one that has grown."""
+        return _targets(ws, plan, self.library, self.request)
 
     @property
     def conflicts(self) -> list[str]:
@@ -105,30 +105,30 @@ def survey(ws: Workspace, request: Request, *, forced: frozenset[str] = frozense
         request = storable(ws, plan, request)
         ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = look(ws, plan, request)
-        places = _places(ws, plan, library, request)
-        facts.there = dict(ws.cache.contents(place.path for targets in places.values() for place in targets))
+        targets = _targets(ws, plan, library, request)
+        facts.there = dict(ws.cache.contents(target.path for each in targets.values() for target in each))
         facts.ours = ws.published()
-        verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+        verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
-            verdicts, made = judge_all(plan, facts, places, forced=forced, all=all)
+            verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         for n, verdict in enumerate(verdicts):
             if verdict.former is not None and verdict.key is not None and verdict.made is not None:
                 ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
         grown = expansions(ws, plan, made)
         if not grown:
             ws.save_cache()
-            return Survey(request, source, library, plan, facts, verdicts, made, places, known, forced, all)
+            return Survey(request, source, library, plan, facts, verdicts, made, targets, known, forced, all)
         known.update(grown)
 
 
 def judge_all(
-    plan: Plan, facts: Facts, places: Mapping[int, list[Place]], *, forced: frozenset[str], all: bool
+    plan: Plan, facts: Facts, targets: Mapping[int, list[Target]], *, forced: frozenset[str], all: bool
 ) -> tuple[list[Verdict], dict[int, Made]]:
     """One verdict per node, from what is known before anything runs."""
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
-        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=places)
+        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
         if verdict.made is not None:
             made[n] = verdict.made
         verdicts.append(verdict)
@@ -581,14 +581,14 @@ class _Trees(dict[str, Mapping[str, str]]):
         return self[content]
 
 
-def _places(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[Place]]:
+def _targets(ws: Workspace, plan: Plan, library: bool, request: Request) -> dict[int, list[Target]]:
     """Where each published output must lie."""
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
-    places: dict[int, list[Place]] = {}
+    targets: dict[int, list[Target]] = {}
     for n, output, path, _name in plan.publish:
-        places.setdefault(n, []).append(Place(output, head + path))
-    return places
+        targets.setdefault(n, []).append(Target(output, head + path))
+    return targets
 
 
 def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:

@@ -48,24 +48,24 @@ def adopt(ws: Workspace, found: Survey, n: int) -> Trace | None:
         return None
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    places = dict(found.places.get(n, ()))
+    targets = dict(found.targets.get(n, ()))
     made, rows, wrong = [], [], []
     for name, path, flags in node.outputs:
-        place = places.get(name, f"{head}{node.prefix}{path}")
-        content = ws.cache.content_of(place)
-        target = ws.root / place
+        at = targets.get(name, f"{head}{node.prefix}{path}")
+        content = ws.cache.content_of(at)
+        target = ws.root / at
         if content is None:
             if not flags & OPTIONAL:
-                wrong.append(f"{place} is not there")
+                wrong.append(f"{at} is not there")
         elif flags & DIRECTORY and content[0] != "t":
-            wrong.append(f"{place} is not a directory")
+            wrong.append(f"{at} is not a directory")
         elif flags & NONEMPTY and (not any(target.iterdir()) if content[0] == "t" else target.stat().st_size == 0):
-            wrong.append(f"{place} is empty, which the recipe forbids")
+            wrong.append(f"{at} is empty, which the recipe forbids")
         else:
             ws.objects.put(Path(os.path.realpath(target)), content, move=False)
             made.append(Made(name, path, content))
-            if name in places:
-                rows.append(Published(place, content, "", "", node.id, found.plan.recipe))
+            if name in targets:
+                rows.append(Published(at, content, "", "", node.id, found.plan.recipe))
     if wrong:
         raise CannotRun(f"{node.id} cannot be adopted: {'; '.join(wrong)}", fix="put the files there, or run the step")
     trace = Trace(verdict.key, found.plan.recipe, node.id, "", time.time(), 0.0, tuple(made), "{}", json.dumps({"adopted": True}))
@@ -109,14 +109,14 @@ def stale(ws: Workspace, found: Survey) -> list[Published]:
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    places = {place.path for n, targets in found.places.items() for place in targets if _makes(found.verdicts[n], place.output)}
-    around = {parent for path in places for parent in heads(path)[1:]}
+    wanted = {target.path for n, targets in found.targets.items() for target in targets if _makes(found.verdicts[n], target.output)}
+    around = {parent for path in wanted for parent in heads(path)[1:]}
     known = {node.id.partition("[")[0] for node in found.plan.nodes}
     rows = []
     for path, row in sorted(ws.store.index.published(found.plan.recipe).items()):
         here = path.startswith(head) if head else not path.startswith("/")
         certain = row.run and (not found.plan.pending or row.step.partition("[")[0] in known)
-        if here and certain and path not in places and path not in around and not any(parent in places for parent in heads(path)[1:]):
+        if here and certain and path not in wanted and path not in around and not any(parent in wanted for parent in heads(path)[1:]):
             rows.append(row)
     return rows
 

@@ -219,7 +219,7 @@ def test_an_input_that_changes_while_a_step_is_taken_up_is_seen(space: Space, si
         if point == "job-over" and starts(space, "s") == 1:
             space.write("in.txt", "y" * (size + 1))
 
-    monkeypatch.setattr("runner.hosts.place.sites.crashpoint", edited)
+    monkeypatch.setattr("runner.hosts.place.place.crashpoint", edited)
     space.attempt()
     assert starts(space, "s") == 1
     space.write("in.txt", "x" * size)

@@ -28,7 +28,7 @@ ROOM = 1 << 30
 
 
 class Elsewhere:
-    """A host whose disk is a folder that the other side never looks into: `Away` with faults."""
+    """A host whose disk is a folder that the other side never looks into: `CheckpointHost` with faults."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -17,8 +17,8 @@ from drivers.loopback import Loopback, _end_all
 from runner.errors import RecipeError
 from runner.execution.terms import Settings
 from runner.hosts.place import group
-from runner.hosts.place.away import Away
 from runner.hosts.place.host_task import HostTask
+from runner.hosts.place.remote import RemotePlace
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
 
@@ -140,16 +140,16 @@ def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None
 
 
 def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, slow = Away.begin, [True]
+    whole, slow = RemotePlace.begin, [True]
 
-    async def begin(site: Away, task: HostTask, command: Command) -> Job:
+    async def begin(place: RemotePlace, task: HostTask, command: Command) -> Job:
         if slow and task.name.endswith(".1"):
             slow.clear()
             monkeypatch.setattr(group, "BEGIN", 60.0)
             await asyncio.Event().wait()
-        return await whole(site, task, command)
+        return await whole(place, task, command)
 
-    monkeypatch.setattr(Away, "begin", begin)
+    monkeypatch.setattr(RemotePlace, "begin", begin)
     monkeypatch.setattr(group, "BEGIN", 0.3)
     once = f"[ -e {space.root}/first ] || {{ touch {space.root}/first; sleep 60; }}"
     space.recipe(f"steps: {{s: {{nodes: 2, run: '{once}'}}}}")

@@ -18,7 +18,7 @@ import pytest
 from standardwebhooks.webhooks import Webhook
 
 from runner.errors import Invalid
-from runner.reports.addresses import Place, public_place
+from runner.reports.addresses import Endpoint, public_endpoint
 from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, verdict
 from runner.reports.rules import Seen, Watch, noticed
 from runner.reports.sending import Answer, send
@@ -239,24 +239,24 @@ PRIVATE = [
 @pytest.mark.parametrize("host", PRIVATE)
 def test_an_address_of_a_stranger_that_is_private_is_refused_however_it_is_written(host: str) -> None:
     with pytest.raises(Invalid):
-        public_place(f"https://{host}/hook", lambda host, port: ["127.0.0.1"])
+        public_endpoint(f"https://{host}/hook", lambda host, port: ["127.0.0.1"])
 
 
 def test_a_name_is_looked_up_once_and_that_very_address_is_used() -> None:
     answers = iter([["93.184.215.14"], ["127.0.0.1"]])
-    assert public_place("https://hooks.example.com/x", lambda host, port: next(answers)) == ("hooks.example.com", 443, "93.184.215.14")
+    assert public_endpoint("https://hooks.example.com/x", lambda host, port: next(answers)) == ("hooks.example.com", 443, "93.184.215.14")
     for found in (["93.184.215.14", "10.0.0.1"], []):  # one private address among several is enough
         with pytest.raises(Invalid):
-            public_place("https://hooks.example.com/x", lambda host, port, found=found: found)
+            public_endpoint("https://hooks.example.com/x", lambda host, port, found=found: found)
     with pytest.raises(Invalid):
-        public_place("http://hooks.example.com/x", lambda host, port: ["93.184.215.14"])
-    assert public_place("https://8.8.8.8:8443/").port == 8443
+        public_endpoint("http://hooks.example.com/x", lambda host, port: ["93.184.215.14"])
+    assert public_endpoint("https://8.8.8.8:8443/").port == 8443
 
 
 def test_the_address_that_was_looked_up_is_what_is_connected_to() -> None:
     with Receiver() as receiver:
         port = int(receiver.url.rpartition(":")[2])
-        assert send("POST", f"http://no-such-host.invalid:{port}/x", {}, b"{}", Place("no-such-host.invalid", port, "127.0.0.1")).status == 200
+        assert send("POST", f"http://no-such-host.invalid:{port}/x", {}, b"{}", Endpoint("no-such-host.invalid", port, "127.0.0.1")).status == 200
         assert receiver.got[0].headers["host"] == f"no-such-host.invalid:{port}"
 
 

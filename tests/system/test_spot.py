@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from drivers.base import Need, Offer, Traits
-from runner.hosts.place.sites import Site
+from runner.hosts.place.place import Place
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.needs import MOST_TAKEN, Spot
 from runner.planning.step import ResourceSpec, StepSpec
@@ -88,7 +88,7 @@ def test_after_three_that_were_taken_away_the_next_is_rented_on_demand() -> None
     wants = StepSpec("r@1", "s", {}, ResourceSpec(gpus=1))
     for number in range(MOST_TAKEN):
         assert pool.need(wants) == Need(gpus=1, market="spot")
-        taken = cast(Site, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
+        taken = cast(Place, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})())
         pool.spot.add(taken)
         assert pool.spot.gone([taken])
     assert pool.need(wants) == Need(gpus=1)

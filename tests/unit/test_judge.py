@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.planning.judge import FRESH, MAYBE, NOTHING, RESTORE, RUN, SKIPPED, Facts, Made, Verdict, judge, scope_of
-from runner.planning.plan import Place, Plan
+from runner.planning.plan import Plan, Target
 from tests.unit.test_compile import plan
 
 
@@ -54,7 +54,7 @@ def chain() -> Plan:
     return plan(CHAIN)
 
 
-PLACES = {0: [Place("o", "a.txt")], 1: [Place("o", "b.txt")]}
+PLACES = {0: [Target("o", "a.txt")], 1: [Target("o", "b.txt")]}
 
 
 def test_a_key_without_a_trace_runs(chain: Plan) -> None:

@@ -121,7 +121,7 @@ def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopp
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
-    pool = SimpleNamespace(sites=[SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n))) for n in (8, 4)])
+    pool = SimpleNamespace(places=[SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n))) for n in (8, 4)])
     (problem,) = _uneven("train", StepSpec("r", "s", {}, nodes=2), pool)  # type: ignore[arg-type]
     assert problem.message == "train runs on 2 nodes, and the hosts have different numbers of GPUs (8 on h8, 4 on h4)"
     assert _uneven("train", StepSpec("r", "s", {}, ResourceSpec(gpus=4), nodes=2), pool) == []  # type: ignore[arg-type]

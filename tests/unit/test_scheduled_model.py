@@ -30,7 +30,7 @@ from runner.execution.steps import renting
 from runner.execution.steps.failing import UNPLACED, lose
 from runner.execution.steps.work import Control, Options, Work
 from runner.hosts import pool as pools
-from runner.hosts.place.sites import Shell, Site
+from runner.hosts.place.place import Place, Shell
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.inventory import Inventory
 from runner.hosts.renting.kept import KeptLeases
@@ -50,7 +50,7 @@ CARDS = 8
 """GPUs of every machine, as far as the model goes: what an offer has beyond what a step needs is used by nobody."""
 
 
-class Place(Site):
+class Rented(Place):
     """A machine of a World."""
 
     def __init__(self, name: str, lease: Lease, machine: Any) -> None:
@@ -83,7 +83,7 @@ class Job:
 class Attempt:
     """What a worker knows of a step that runs."""
 
-    site: Place
+    place: Rented
     task: Any
     node: Any
     carried: Any = None
@@ -119,8 +119,8 @@ class Connector:
             name="local", capacity=SimpleNamespace(slots=1, processors=1), aclose=_nothing, could=lambda _wants: True, lost="", leaving=""
         )
 
-    async def place(self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object) -> Place:
-        return Place(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
+    async def place(self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object) -> Rented:
+        return Rented(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
 
 
 def _told(heard: Heard, *words: Any) -> KeptLeases:
@@ -164,10 +164,10 @@ class Worker(Work):
         self.plan: Any = SimpleNamespace(index=dict.fromkeys(kept.takes, 0), nodes=[SimpleNamespace(id="", upstream=(), outputs=(), flags=0)])
         self.plan.specs = lambda: [SPEC]
         self.survey: Any = SimpleNamespace(request=SimpleNamespace(current_python=False))
-        self.attempts: Any = SimpleNamespace(hooks_of=lambda _site: SimpleNamespace(setup=_nothing), hooks=())
+        self.attempts: Any = SimpleNamespace(hooks_of=lambda _place: SimpleNamespace(setup=_nothing), hooks=())
         self.commits: Any = SimpleNamespace(say=lambda _words: None, run=run)
         self.groups: Any = SimpleNamespace(record=self.record)
-        self.orphans: Any = SimpleNamespace(sites=lambda: {site for site in self.host_pool.inventory.sites if self._left(site) is not None})
+        self.orphans: Any = SimpleNamespace(places=lambda: {place for place in self.host_pool.inventory.places if self._left(place) is not None})
         self.control, self.running, self.resting = Control(), {}, {}
         self.replacing, self.rented_at = 0, 0.0
         self.ended, self._bell, self._beside = deque(), None, set()
@@ -205,37 +205,37 @@ class Worker(Work):
         self.leave()
         await self.host_pool.close()
 
-    def _left(self, site: Any, step: str = "") -> Job | None:
+    def _left(self, place: Any, step: str = "") -> Job | None:
         """What an earlier worker began there, and nobody has seen the end of."""
         watched = [attempt.task.job for attempt in self.running.values()]
         return next(
-            (job for job in self.kept.jobs if job.machine is site.machine and step in ("", job.step) and not job.over and job not in watched), None
+            (job for job in self.kept.jobs if job.machine is place.machine and step in ("", job.step) and not job.over and job not in watched), None
         )
 
     def _start(self, id: str) -> bool:
         """Start a step where there is room for it.  False: it failed, for there will never be any."""
-        places: Sequence[Any] = self.host_pool.sites_of(SPEC, local=False)
-        fit = sorted((site for site in places if site.has_room({"gpus": 1.0})), key=lambda site: self._left(site, id) is None)
+        places: Sequence[Any] = self.host_pool.places_of(SPEC, local=False)
+        fit = sorted((place for place in places if place.has_room({"gpus": 1.0})), key=lambda place: self._left(place, id) is None)
         if not fit:
             if not self.replacing and not self.host_pool.hopes(SPEC):
                 self.record([self.scheduler.start(id)])
                 self.record(self.scheduler.end(id, Outcome(False, UNPLACED)))
                 return False
             return True
-        site = fit[0]
-        if (job := self._left(site, id)) is None:
+        place = fit[0]
+        if (job := self._left(place, id)) is None:
             now = asyncio.get_running_loop().time()
             self.schedule.begins(self.kept, id, now)
-            job = Job(id, site.machine, now + self.kept.takes[id])
+            job = Job(id, place.machine, now + self.kept.takes[id])
             self.kept.jobs.append(job)
         self.record([self.scheduler.start(id)])
-        site.capacity.enter({"gpus": 1.0})
-        running: Any = Attempt(site, SimpleNamespace(job=job, states=()), SimpleNamespace(id=id))
+        place.capacity.enter({"gpus": 1.0})
+        running: Any = Attempt(place, SimpleNamespace(job=job, states=()), SimpleNamespace(id=id))
         self.running[id] = running
-        self.beside(self._carry(id, site, job))
+        self.beside(self._carry(id, place, job))
         return True
 
-    async def _carry(self, id: str, site: Place, job: Job) -> None:
+    async def _carry(self, id: str, place: Rented, job: Job) -> None:
         """Until the step is over, or its machine."""
         while True:
             now = asyncio.get_running_loop().time()
@@ -249,11 +249,11 @@ class Worker(Work):
 
     def _end(self, id: str, end: Any) -> None:
         attempt: Any = self.running.pop(id)
-        attempt.site.capacity.leave({"gpus": 1.0})
+        attempt.place.capacity.leave({"gpus": 1.0})
         job = attempt.task.job
         if end is not None:
             job.over = True
-            lose(self, attempt.site, end)
+            lose(self, attempt.place, end)
             outcome = Outcome(False, "lost", str(end))
         elif job.stopped and asyncio.get_running_loop().time() < job.ends:
             outcome = Outcome(False, LIMIT if self.control.limit else "preempted", saved=True)
@@ -323,7 +323,7 @@ class ScheduledRuns(Schedule):
             patched.setattr(pools, "measure", _nothing)
             patched.setattr(pools, "KeptLeases", partial(_told, self.heard))
             patched.setattr(pools.Ledger, "open", lambda *_: Shared(self.ledger))
-            patched.setattr(pools, "_left", lambda site, *, sweep: site.aclose())
+            patched.setattr(pools, "_left", lambda place, *, sweep: place.aclose())
             patched.setattr(renting, "log_remote", lambda *_: None)
             await super().all()
 
@@ -344,7 +344,7 @@ class Ruthless(Inventory):
     """Gives back what has nothing queued, whatever runs there."""
 
     def spare(self, needs: Any, awaited: Any = ()) -> Any:
-        return [(held.site, "it had nothing to do") for held in self.held if not any(needs.values())]
+        return [(held.place, "it had nothing to do") for held in self.held if not any(needs.values())]
 
 
 @pytest.mark.parametrize("bug", [Blind, Ruthless])

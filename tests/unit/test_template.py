@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.language.shell import errors, script, warnings
-from runner.language.template import Place, TemplateError, args, argv, evaluate, expressions, has, references, render, text_of
+from runner.language.template import StatePath, TemplateError, args, argv, evaluate, expressions, has, references, render, text_of
 
 SCOPE = {
     "inputs": {
@@ -529,7 +529,7 @@ def test_a_leaf_knows_its_expressions() -> None:
 
 
 def test_a_place_is_text_and_has_parts() -> None:
-    scope = {"state": {"checkpoints": Place("ck/", {"latest": None})}}
+    scope = {"state": {"checkpoints": StatePath("ck/", {"latest": None})}}
     assert argv(["a", "{{ state.checkpoints }}", "{{ state.checkpoints.latest }}", "{{ state.checkpoints }}/x"], scope) == ["a", "ck/", "ck//x"]
     with pytest.raises(TemplateError, match="has no `newest`"):
         evaluate("{{ state.checkpoints.newest }}", scope)

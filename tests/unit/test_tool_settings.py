@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner.advice.tool_settings import Origin, Settings, Unknown, of_inputs, of_tree, of_words, scalar, words
-from runner.language.template import Place
+from runner.language.template import StatePath
 from runner.planning.step import StepSpec
 
 NAMES = {"save_every": ["save_steps", "checkpointing_steps", "save.save_every"], "max_steps": ["max_train_steps"]}
@@ -18,7 +18,7 @@ def step(run: Any = None, accelerate: Any = None) -> StepSpec:
 
 
 def scope(**inputs: Any) -> dict[str, Any]:
-    return {"inputs": inputs, "outputs": {"o": "out"}, "steps": {}, "state": {"c": Place("state/c", {"latest": None})}}
+    return {"inputs": inputs, "outputs": {"o": "out"}, "steps": {}, "state": {"c": StatePath("state/c", {"latest": None})}}
 
 
 def told(spec: StepSpec, **inputs: Any) -> Settings:

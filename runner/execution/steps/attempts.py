@@ -20,11 +20,11 @@ from ...hosts.link import control_file
 from ...hosts.place import launch
 from ...hosts.place.hooks import INSTALL, Hooks
 from ...hosts.place.host_task import HostTask, StateFolder, TaskResult
-from ...hosts.place.sites import GRACE, Site
+from ...hosts.place.place import GRACE, Place
 from ...hosts.place.spare_dirs import Scrap
 from ...hosts.place.staging import Attempt
 from ...hosts.pool import HostPool
-from ...language.template import Place
+from ...language.template import StatePath
 from ...planning import judge as judging
 from ...planning.fingerprint import World
 from ...planning.judge import Made
@@ -76,7 +76,7 @@ class Running:
     started: float
     state: checkpoints.Generation | None
     lock: Lock | None
-    site: Site
+    place: Place
     wants: Mapping[str, float]
     devices: tuple[Device, ...] = ()  # GPUs that it holds; of one that was taken up they are not known
     goes_on: int | None = None  # the step of the checkpoint that it resumes from
@@ -137,7 +137,7 @@ class _Seat(NamedTuple):
     """One node of an attempt: its rank, where it runs, its directory, its interpreter, and what its job is called."""
 
     rank: int
-    site: Site
+    place: Place
     attempt: Attempt
     python: str
     name: str
@@ -152,7 +152,7 @@ class Attempts:
         self._base: dict[tuple[object, ...], Passed] = {}  # what attempts inherit, by what they ask for
         self._env_files = EnvFiles(ws.own)
         self._hooks: dict[str, Hooks] = {}
-        self._pythons: dict[tuple[Site, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
+        self._pythons: dict[tuple[Place, Wanted], asyncio.Task[str]] = {}  # interpreters of environments, by place
         self._boxes: dict[str, Containers] = {}
         self._buckets = BucketInputs(ws, survey, commits, host_pool.name)
 
@@ -161,28 +161,28 @@ class Attempts:
         """Of every place that had any."""
         return self._hooks.values()
 
-    def hooks_of(self, site: Site) -> Hooks:
-        if site.name not in self._hooks:
-            self._hooks[site.name] = Hooks(site, self.commits.run, self.commits.fence, self.survey.plan.settings, self.survey.plan.inputs)
-        return self._hooks[site.name]
+    def hooks_of(self, place: Place) -> Hooks:
+        if place.name not in self._hooks:
+            self._hooks[place.name] = Hooks(place, self.commits.run, self.commits.fence, self.survey.plan.settings, self.survey.plan.inputs)
+        return self._hooks[place.name]
 
     def image(self, spec: StepSpec) -> str:
         """The image that a step runs in; empty for the host's own programs."""
         return "" if self.survey.request.current_python else str(spec.image or "")
 
-    def wrapped(self, spec: StepSpec, site: Site) -> str:
+    def wrapped(self, spec: StepSpec, place: Place) -> str:
         """The image of the container that a step needs there; empty where the machine itself is one of it."""
         image = self.image(spec)
-        return "" if image == site.members[0].image else image
+        return "" if image == place.members[0].image else image
 
-    def containers_of(self, site: Site) -> Containers:
+    def containers_of(self, place: Place) -> Containers:
         from ...hosts.containers import Containers
 
-        if site.name not in self._boxes:
-            box = self.host_pool.box if site.elsewhere else self.ws.config.driver("local")
-            near = None if site.elsewhere else self.ws.environ
-            self._boxes[site.name] = Containers(site.host, f"{site.folder.root}/attempts", self.commits.say, box, near)
-        return self._boxes[site.name]
+        if place.name not in self._boxes:
+            box = self.host_pool.box if place.elsewhere else self.ws.config.driver("local")
+            near = None if place.elsewhere else self.ws.environ
+            self._boxes[place.name] = Containers(place.host, f"{place.folder.root}/attempts", self.commits.say, box, near)
+        return self._boxes[place.name]
 
     def environment(self, node: Node, spec: StepSpec) -> Wanted | None:
         """What environment a step asks for; None for the Python of where it runs."""
@@ -195,40 +195,40 @@ class Attempts:
         lock = locks.file_of(Path(self.survey.plan.homes[node.home], node.lock))
         return Wanted(lock, str(self.survey.facts.locks[node.home, node.lock]), spec.python)
 
-    async def python(self, node: Node, spec: StepSpec, site: Site) -> str:
+    async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
         """The interpreter of a step there, of its version and with the packages of its lock; in an image, the image's own.  Raises CannotRun."""
-        if self.wrapped(spec, site):
+        if self.wrapped(spec, place):
             return "python"
         wanted = self.environment(node, spec)
         if wanted is None:
-            return site.python
+            return place.python
         # Installing takes minutes: hosts do it at the same time, also those whose turn comes later.
-        others = [each for each in self.host_pool.sites if not each.lost] if site in self.host_pool.sites else []
-        for place in [site, *others]:
-            if (place, wanted) not in self._pythons:
-                self._pythons[place, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, place, wanted))
-                self._pythons[place, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may not be awaited
-        return await self._pythons[site, wanted]
+        others = [other for other in self.host_pool.places if not other.lost] if place in self.host_pool.places else []
+        for each in [place, *others]:
+            if (each, wanted) not in self._pythons:
+                self._pythons[each, wanted] = asyncio.get_running_loop().create_task(self._built(node.lock, each, wanted))
+                self._pythons[each, wanted].add_done_callback(lambda task: task.cancelled() or task.exception())  # it may not be awaited
+        return await self._pythons[place, wanted]
 
-    def interpreter(self, node: Node, spec: StepSpec, site: Site) -> str:
+    def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
         """The Python that a step is given there, as people read it; empty in a container, which has its own."""
-        if self.wrapped(spec, site):
+        if self.wrapped(spec, place):
             return ""
         wanted = self.environment(node, spec)
         if wanted is None:
-            return site.described(site.python)
-        made = self._pythons.get((site.members[0], wanted))
+            return place.described(place.python)
+        made = self._pythons.get((place.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return site.described(made.result())
+        return place.described(made.result())
 
-    async def _built(self, lock: str, site: Site, wanted: Wanted) -> str:
+    async def _built(self, lock: str, place: Place, wanted: Wanted) -> str:
         from ...hosts.environments import built, python_of
 
-        what = f"{lock or f'Python {wanted.version}'}{f' on {site.elsewhere}' if site.elsewhere else ''}"
-        if lock and not await built(site, wanted):
+        what = f"{lock or f'Python {wanted.version}'}{f' on {place.elsewhere}' if place.elsewhere else ''}"
+        if lock and not await built(place, wanted):
             self.commits.say(f"installing the packages of {what}, once")
-        return await python_of(self.hooks_of(site), wanted, lambda words: self.commits.say(f"{what}: {words}"))
+        return await python_of(self.hooks_of(place), wanted, lambda words: self.commits.say(f"{what}: {words}"))
 
     async def end_installs(self) -> None:
         """Stop waiting for what hosts still install."""
@@ -241,12 +241,12 @@ class Attempts:
             for task in installing:
                 task.cancel()
 
-    def processes(self, spec: StepSpec, n: int, site: Site) -> int | None:
+    def processes(self, spec: StepSpec, n: int, place: Place) -> int | None:
         """How many processes an accelerate step runs as; None for any other command, whose checkpoints do not tell."""
         if spec.accelerate is None:
             return None
-        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": site.capacity.seen(spec.resources.gpus)}
-        return launch.processes(spec.accelerate, scope) * len(site.members)
+        scope = judging.scope_of(spec, self.survey.plan, n, self.made) | {"host": place.capacity.seen(spec.resources.gpus)}
+        return launch.processes(spec.accelerate, scope) * len(place.members)
 
     def restored(self, spec: StepSpec, generation: checkpoints.Generation | None, world: int | None) -> dict[str, checkpoints.Newest]:
         """From which checkpoint each state goes on, as far as what is here shows."""
@@ -258,19 +258,19 @@ class Attempts:
 
     def task(self, running: Running, spec: StepSpec, pythons: Sequence[str], restored: Mapping[str, checkpoints.Newest]) -> HostTask:
         """What carries an attempt out, on the host that it runs on, or on several; `pythons` are the interpreters there."""
-        if len(running.site.members) == 1:
-            return self._task(running, spec, _Seat(0, running.site, running.attempt, pythons[0], running.name), restored)
+        if len(running.place.members) == 1:
+            return self._task(running, spec, _Seat(0, running.place, running.attempt, pythons[0], running.name), restored)
         running.attempt.called = f"{running.name}.0"
         parts = []
-        for rank, (site, python) in enumerate(zip(running.site.members, pythons, strict=True)):
+        for rank, (place, python) in enumerate(zip(running.place.members, pythons, strict=True)):
             name = f"{running.name}.{rank}"
             attempt = Attempt(f"{os.path.dirname(running.attempt.path)}/{name}") if rank else running.attempt
-            parts.append(self._task(running, spec, _Seat(rank, site, attempt, python, name), restored))
-            parts[-1].python = "" if self.wrapped(spec, site) else python
+            parts.append(self._task(running, spec, _Seat(rank, place, attempt, python, name), restored))
+            parts[-1].python = "" if self.wrapped(spec, place) else python
         return dataclasses.replace(parts[0], name=running.name, parts=parts)
 
     def _task(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> HostTask:
-        node, site, generation, attempt = running.node, seat.site, running.state, seat.attempt
+        node, place, generation, attempt = running.node, seat.place, running.state, seat.attempt
         states: list[StateFolder] = []
         if generation is not None:
             for name, path, pattern, every, keep, _shared in spec.state:
@@ -280,8 +280,8 @@ class Attempts:
         def compose(found: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
             attempt.folder.begin(self.scrap)
             crashpoint("attempt-made")
-            self.stage(node, spec, attempt, site)
-            site.give_states(attempt, states)
+            self.stage(node, spec, attempt, place)
+            place.give_states(attempt, states)
             running.begins = found
             running.goes_on = max((newest.step for newest in found.values() if newest.step is not None), default=None)
             return self.command(running, spec, seat, found)
@@ -289,9 +289,9 @@ class Attempts:
         say = functools.partial(self._say, node.id)
         outputs = () if seat.rank else node.outputs
         task = HostTask(seat.name, outputs, attempt, compose, self.scrap, say, self._confirmed, spec.metrics, states, restored)
-        task.bring = functools.partial(self._buckets.bring, node, attempt, site)
+        task.bring = functools.partial(self._buckets.bring, node, attempt, place)
         if states:
-            task.processes = self.processes(spec, running.number, running.site)
+            task.processes = self.processes(spec, running.number, running.place)
             task.round = functools.partial(self._report_round, running)
         if spec.sync and not seat.rank:
             from ...hosts.place.output_sync import Synced
@@ -313,23 +313,23 @@ class Attempts:
 
     def command(self, running: Running, spec: StepSpec, seat: _Seat, restored: Mapping[str, checkpoints.Newest]) -> tuple[Command, bytes | None]:
         """What is run on one node, and the script that has to lie beside the attempt for it."""
-        node, (rank, site, attempt, python, _) = running.node, seat
-        gpus = 0 if site.port and spec.resources.gpus else spec.resources.gpus  # those of a step under a head are its workers'
-        members, devices = running.site.members, running.site.capacity.share(rank, running.devices)
+        node, (rank, place, attempt, python, _) = running.node, seat
+        gpus = 0 if place.port and spec.resources.gpus else spec.resources.gpus  # those of a step under a head are its workers'
+        members, devices = running.place.members, running.place.capacity.share(rank, running.devices)
         addresses = [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]
-        paths = site.paths(attempt)
+        paths = place.paths(attempt)
         attempt.prepare_outputs(node.outputs)  # after the state, below which some may lie
         scope: dict[str, object] = {}
         if not launch.plain(spec):
             last = {each.name: f"{each.path}/{name}" if (name := restored[each.name].name) else None for each in spec.state}
             scope = judging.scope_of(spec, self.survey.plan, running.number, self.made)
             scope |= {
-                "state": {each.name: Place(each.path, {"latest": last[each.name]}) for each in spec.state},
+                "state": {each.name: StatePath(each.path, {"latest": last[each.name]}) for each in spec.state},
                 "run": {"id": self.commits.run, "recipe": self.survey.plan.recipe},
                 "step": {"id": node.id, "key": running.key or ""},
                 "node": {"rank": rank},
                 "nodes": {"count": len(addresses), "addresses": addresses},
-                "host": site.capacity.seen(gpus),
+                "host": place.capacity.seen(gpus),
             }
         made = launch.render(spec, scope, python=python)
         for path, data in made.files.items():
@@ -337,14 +337,14 @@ class Attempts:
         attempt.folder.ready()
         script = made.script.encode("utf-8", "surrogateescape") if made.script is not None else None
         argv = made.argv if script is None else (*made.argv, paths.script)
-        image = self.wrapped(spec, site)
-        inherited = self._inherited(spec, site, image)
+        image = self.wrapped(spec, place)
+        inherited = self._inherited(spec, place, image)
         env = {**inherited.plain, "RECIPE_STEP": node.id}
         if gpus is not None and not (image and gpus):  # a container that is given some sees no other, and counts them anew
             from drivers.devices import assigned
 
             env |= assigned(devices, env)
-        if not image and python != site.python:
+        if not image and python != place.python:
             env["PATH"] = f"{os.path.dirname(python)}:{env['PATH']}"
         if spec.metrics is not None and spec.metrics.in_environment:
             env["RECIPE_METRICS"] = paths.metrics
@@ -364,29 +364,29 @@ class Attempts:
         idle = None if rank else spec.idle_timeout
         command = Command(argv, paths.cwd, env, secrets, spec.timeout, idle, paths.log, locks, outlives=not short)
         if image:
-            limited = "CUDA_VISIBLE_DEVICES" in site.login
-            held = devices if gpus is not None else site.capacity.devices if limited else None
-            mounts = site.mounts(attempt, command, running.task.states)
-            command = self.containers_of(site).wrap(command, image, mounts, held, needed=bool(gpus))
+            limited = "CUDA_VISIBLE_DEVICES" in place.login
+            held = devices if gpus is not None else place.capacity.devices if limited else None
+            mounts = place.mounts(attempt, command, running.task.states)
+            command = self.containers_of(place).wrap(command, image, mounts, held, needed=bool(gpus))
         return command, script
 
-    def _inherited(self, spec: StepSpec, site: Site, image: str) -> Passed:
+    def _inherited(self, spec: StepSpec, place: Place, image: str) -> Passed:
         """What an attempt gets of the login on its machine, of the caller's variables and of its files of them.  Raises CannotRun."""
-        inherits = (site.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
+        inherits = (place.name, bool(image), *spec.pass_env, None, *spec.env_files, None, *spec.env)
         if (found := self._base.get(inherits)) is None:
             more = passed(spec, self._env_files.values(spec.env_files), self.ws.environ)
             if image:
                 from ...hosts.containers import base_env
 
-                base = base_env(site.login)
+                base = base_env(place.login)
             else:
-                base = site.env({*more.plain, *spec.env})
+                base = place.env({*more.plain, *spec.env})
             ours = {"RECIPE_RUN": self.commits.run, "NODE_RANK": "0", "NNODES": "1"}
             found = self._base[inherits] = Passed({**base, **more.plain, **ours}, more.secrets)
             self.commits.masker.learn([*more.secrets, *passwords(found.plain)])
         return found
 
-    def stage(self, node: Node, spec: StepSpec, attempt: Attempt, site: Site) -> None:
+    def stage(self, node: Node, spec: StepSpec, attempt: Attempt, place: Place) -> None:
         """Put all that a step declares into its attempt directory; an output that is not here, but where it will run, by name only."""
         cache = self.ws.cache
         for at, content, source, name, copy in self._declared(node):
@@ -394,7 +394,7 @@ class Attempts:
         for url, commit, at in spec.git:
             from ...storage.git_checkout import checkout, located
 
-            checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.place(at)))
+            checkout(self.ws, located(url, self.survey.plan.homes[node.home]), commit, Path(attempt.target_of(at)))
         for taken in node.takes:
             name, kind, address, only = taken
             if kind == "path":
@@ -419,7 +419,7 @@ class Attempts:
             if below:
                 source = f"{self.ws.objects.path(Content(made))}/{below}"
                 attempt.add_path(cache, source, None, source, name)
-            elif site.folder.holds(made) and not self.ws.objects.has(Content(made)):
+            elif place.folder.holds(made) and not self.ws.objects.has(Content(made)):
                 attempt.objects[name] = made
             else:
                 attempt.add_object(self.ws.objects, made, name)
@@ -454,6 +454,6 @@ class Attempts:
             running.saved += round.size
         for words in (round.problem, round.warning):
             if words:
-                self.commits.say(f"{running.site.name}: {words}")
+                self.commits.say(f"{running.place.name}: {words}")
         for name, why in round.passed:
-            self.commits.say(f"checkpoint {name} on {running.site.name} is passed over: {why}")
+            self.commits.say(f"checkpoint {name} on {running.place.name} is passed over: {why}")

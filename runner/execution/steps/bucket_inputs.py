@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...digest import of_value
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...hosts.place.staging import SMALL, Attempt
 from ...logs import Log
 from ...planning.plan import Node
@@ -39,39 +39,39 @@ class BucketInputs:
         self._passed: set[tuple[str, str]] = set()  # host and address: that goes through this machine
         self._learned = 0
 
-    async def bring(self, node: Node, attempt: Attempt, site: Site) -> None:
+    async def bring(self, node: Node, attempt: Attempt, place: Place) -> None:
         """Let a host have the inputs of a step that come from buckets, as far as it can.  Raises what `HostStore.pull` does."""
         for taken in node.takes:
-            if taken.in_bucket and site.folder.pulls:
+            if taken.in_bucket and place.folder.pulls:
                 identity = str(self._survey.facts.takes[taken.asked])
                 note = self._ws.home / "cache" / f"content-{of_value('content', [taken.address, identity, *taken.only])[:32]}"
-                async with self._turns.setdefault((site.name, note.name), asyncio.Lock()):
-                    if content := await self._content(site, taken, identity, note):
+                async with self._turns.setdefault((place.name, note.name), asyncio.Lock()):
+                    if content := await self._content(place, taken, identity, note):
                         attempt.objects[taken.name] = content
 
-    async def _content(self, site: Site, taken: Source, identity: str, note: Path) -> str:
+    async def _content(self, place: Place, taken: Source, identity: str, note: Path) -> str:
         """What an input is that the host has now; empty for one that is to go through this machine."""
         from ...hosts.transfer.pulling import Passed
 
         known, size = self._known(taken, identity, note)
         if known:
-            if not site.folder.holds(known):
-                await site.folder.look_for([known])
-            if site.folder.holds(known):
+            if not place.folder.holds(known):
+                await place.folder.look_for([known])
+            if place.folder.holds(known):
                 return known
-        if (site.name, taken.address) in self._passed or 0 <= size <= SMALL:
+        if (place.name, taken.address) in self._passed or 0 <= size <= SMALL:
             return ""
         source = await asyncio.to_thread(self._listed, taken, identity)
         if source is None or source.size <= SMALL:
             return ""
         try:
-            content = await site.folder.pull(source, known, self._learn)
+            content = await place.folder.pull(source, known, self._learn)
         except Passed as error:
-            self._passed.add((site.name, taken.address))
-            self._commits.say(f"{taken.address} goes to {site.name} through this machine: {error}")
+            self._passed.add((place.name, taken.address))
+            self._commits.say(f"{taken.address} goes to {place.name} through this machine: {error}")
             return ""
         self._ws.write(note, json.dumps([content, source.size]).encode())
-        _log.info("%s has %s from its bucket: %d bytes", site.name, taken.address, source.size)
+        _log.info("%s has %s from its bucket: %d bytes", place.name, taken.address, source.size)
         return content
 
     def _listed(self, taken: Source, identity: str) -> Signed | None:

@@ -61,7 +61,7 @@ def _kept(work: Work) -> str:
                 names += [each.name] if os.listdir(folder) else []
             elif (newest := checkpoints.newest(folder, each.checkpoint, thorough=False).name) is not None:
                 names.append(newest)
-        nothing = "keeps what it saved there" if running.site.elsewhere and work.spec(running.node.id).state else "starts over next time"
+        nothing = "keeps what it saved there" if running.place.elsewhere and work.spec(running.node.id).state else "starts over next time"
         words.append(f"{running.node.id} " + (f"keeps {', '.join(names)}" if names else nothing))
     return f" ({'; '.join(words)})" if words else ""
 
@@ -155,13 +155,13 @@ async def stop(running: Running, grace: timedelta = GRACE, *, may_save: bool = F
             running.carried.cancel()
         return
     with contextlib.suppress(DriverError):  # the wait for its end finds that the host is gone, or cannot be reached
-        cwd = running.site.paths(running.attempt).cwd
+        cwd = running.place.paths(running.attempt).cwd
         if may_save and running.task.states and running.carried is not None:
             running.asked = True  # before the question: a quick trainer has saved and ended before the answer is here
-            running.asked = await asked(running.site.host, cwd, "pause")
+            running.asked = await asked(running.place.host, cwd, "pause")
             if running.asked and (await asyncio.wait({running.carried}, timeout=STEP.total_seconds()))[0]:
                 return
-        await running.site.stop(job, grace)
+        await running.place.stop(job, grace)
 
 
 def _stop_all(work: Work, grace: timedelta = GRACE, *, may_save: bool = False) -> None:

@@ -59,17 +59,17 @@ async def end(work: Work, id: str, end: End) -> None:
     """Take what an attempt gave, or note that it failed."""
     running = work.running.pop(id)
     if isinstance(end, Exit):
-        _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.site.name, end.reason, end.code, end.ended - end.started)
-    running.site.capacity.leave(running.wants, running.devices)
+        _log.info("%s ended on %s: %s %s after %.3f s", readable(id), running.place.name, end.reason, end.code, end.ended - end.started)
+    running.place.capacity.leave(running.wants, running.devices)
     spec = work.spec(id)
-    image = work.attempts.wrapped(spec, running.site)
+    image = work.attempts.wrapped(spec, running.place)
     try:
         if image and isinstance(end, Exit):
-            for each, part in zip(running.site.members, running.task.parts or [running.task], strict=True):
+            for each, part in zip(running.place.members, running.task.parts or [running.task], strict=True):
                 with contextlib.suppress(DriverError):
                     await work.attempts.containers_of(each).over(each.paths(part.attempt).cwd, end)
         if isinstance(end, HostLost):
-            lose(work, running.site, end)
+            lose(work, running.place, end)
         if isinstance(end, Exit) and end.reason == BUSY:
             _discard(work, running)
             wait_again(work, id)
@@ -93,21 +93,21 @@ async def _why(work: Work, id: str, running: Running, spec: StepSpec, end: End) 
         return _Why("error", str(end), end.fix)
     if isinstance(end, DriverError):
         if isinstance(end, HostLost):
-            return _Why("preempted" if work.host_pool.spot.preemptible(running.site) else "lost", str(end))
+            return _Why("preempted" if work.host_pool.spot.preemptible(running.place) else "lost", str(end))
         return _Why("driver", str(end))
     if end.reason == "stopped" and id in work.early and not work.control.stopping:
         return _Why(EARLY, work.early[id])
     if end.reason == "stopped" and work.control.limit:
         return _limit(work)
     if end.reason == "stopped" and end.detail:
-        running.site.ending(end.detail)
-    if end.reason == "stopped" and not work.control.stopping and (taken := [site for site in running.site.members if site.leaving]):
+        running.place.ending(end.detail)
+    if end.reason == "stopped" and not work.control.stopping and (taken := [place for place in running.place.members if place.leaving]):
         return _Why("preempted", f"{taken[0].name}: {taken[0].leaving}")
     if end.reason == "stopped" and id in work.sick:
         work.sick.discard(id)
         return _Why("health", f"the recipe's health check failed {PATIENCE} times in a row")
     if end.reason == "stopped" and end.detail and not work.control.stopping:
-        return _Why("lost", f"{running.site.name} ended it: {end.detail}")
+        return _Why("lost", f"{running.place.name} ended it: {end.detail}")
     if running.taken_up and end.reason == "stopped" and not work.control.stopping:
         return _Why("lost", "an earlier run, which is gone, had asked it to stop")
     if end.code == 0 and end.reason == "exit":
@@ -132,11 +132,11 @@ def _not_taken(running: Running) -> _Why | None:
 
 async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit) -> _Why:
     """What a bad exit means, by what the step printed and by where it ran."""
-    tail, image = attempt_result.tail(running.last_log, work.commits.masker), work.attempts.wrapped(spec, running.site)
+    tail, image = attempt_result.tail(running.last_log, work.commits.masker), work.attempts.wrapped(spec, running.place)
     reason, words = attempt_result.reason(exit), attempt_result.said(exit, spec, image, tail)
     node = running.brought.node if running.brought is not None else 0
-    where = running.site.members[node].elsewhere
-    if len(running.site.members) > 1:
+    where = running.place.members[node].elsewhere
+    if len(running.place.members) > 1:
         words += f" on node {node} ({where})"
     if exit.reason == "lost" and where:
         words += f" ({where} was restarted, or it was killed there)"
@@ -148,9 +148,9 @@ async def _exit(work: Work, id: str, running: Running, spec: StepSpec, exit: Exi
     if reason == "exit":
         if where and exit.code == 127 and not image:
             words += f" on {where}; `recipe doctor --driver {work.host_pool.name}` shows what there is"
-        if full := attempt_result.full(tail, await running.site.members[node].folder.free(), where):
+        if full := attempt_result.full(tail, await running.place.members[node].folder.free(), where):
             return _Why("disk", f"{words}: {full}")
-    if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.site) and not running.stopped:
+    if exit.signal == signal.SIGTERM and where and work.host_pool.spot.preemptible(running.place) and not running.stopped:
         return _Why("preempted", f"{words}: {where} is being taken away")
     if reason in ("timeout", "idle") and causes.is_stalled(*metrics.pace(Path(f"{running.attempt.path}.metrics"))):
         reason = "stalled"
@@ -188,7 +188,7 @@ def _succeeded(work: Work, id: str, running: Running, spec: StepSpec, exit: Exit
         except RecipeError as error:
             return _failed(work, id, running, spec, _Why("publish", str(error)))
         crashpoint("published")
-    python = work.attempts.interpreter(node, spec, running.site)
+    python = work.attempts.interpreter(node, spec, running.place)
     image = attempt_result.image(spec, running.world)
     work.commits.attempt(id, running.name, running.key, running.started, "done", "", image, exit, python, links=_links(work, id, running, outputs))
     work.tidying.keep_log(id, running, spec)
@@ -214,13 +214,13 @@ def _links(work: Work, id: str, running: Running, outputs: Mapping[str, str] = N
 def _facts(work: Work, running: Running, spec: StepSpec) -> dict[str, object]:
     """What happened to be so, and is no part of the key."""
     found: dict[str, object] = {}
-    if running.site.elsewhere:
-        found["host"] = running.site.elsewhere
-    if image := work.attempts.wrapped(spec, running.site):
-        found["image"] = work.attempts.containers_of(running.site.members[0]).digest(image)
+    if running.place.elsewhere:
+        found["host"] = running.place.elsewhere
+    if image := work.attempts.wrapped(spec, running.place):
+        found["image"] = work.attempts.containers_of(running.place.members[0]).digest(image)
     elif image := work.attempts.image(spec):
         found["image"] = image
-    if python := work.attempts.interpreter(running.node, spec, running.site):
+    if python := work.attempts.interpreter(running.node, spec, running.place):
         found["python"] = python
     if running.goes_on is not None:
         found["continued_from"] = running.goes_on
@@ -233,7 +233,7 @@ def _stopped(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, e
     """Keep what an attempt reported that others had left behind, and its state, from which a later run goes on."""
     work.tidying.keep_log(id, running, spec)
     work.chunks.over(id, running)
-    python, image = work.attempts.interpreter(running.node, spec, running.site), attempt_result.image(spec, running.world)
+    python, image = work.attempts.interpreter(running.node, spec, running.place), attempt_result.image(spec, running.world)
     found = _links(work, id, running)
     work.commits.attempt(id, running.name, running.key, running.started, STOPPED, f"{why.reason}: {why.words}", image, exit, python, links=found)
     attempt_result.discard(running.log, work.tidying.measured(running, spec), work.scrap)
@@ -261,12 +261,12 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
         declared = [*attempt.staged, *attempt.links, *attempt.objects, *(output.path for output in running.node.outputs)]
         said, base = tail.decode(errors="replace"), work.plan.homes[running.node.home]
         hint = imports.advice(said, id, base, declared, started(spec.run, spec.accelerate))
-        missing = undeclared(said, work.ws.root, running.site.paths(attempt).cwd, declared) if not hint else None
+        missing = undeclared(said, work.ws.root, running.place.paths(attempt).cwd, declared) if not hint else None
         hint = f"{missing} is in the workspace but not declared: add it to `deps` of {id}" if missing else hint
-    python = work.attempts.interpreter(running.node, spec, running.site)
+    python = work.attempts.interpreter(running.node, spec, running.place)
     if exit is not None and not hint:
         lock = "" if work.survey.request.current_python else running.node.lock
-        ran = hints.Ran(python, lock, work.attempts.wrapped(spec, running.site), running.site.elsewhere)
+        ran = hints.Ran(python, lock, work.attempts.wrapped(spec, running.place), running.place.elsewhere)
         hint = causes.REMEDIES.get(reason, "") if reason != "oom" else ""
         hint = hint or hints.fix(exit, tail.decode(errors="replace"), spec, ran, work.ws.environ, EnvFiles(work.ws.own).names(".env"))
     image = attempt_result.image(spec, running.world)
@@ -279,5 +279,5 @@ def _failed(work: Work, id: str, running: Running, spec: StepSpec, why: _Why, ex
 
 def _discard(work: Work, running: Running) -> None:
     """Delete what there is of an attempt that did not begin."""
-    work.beside(running.site.clear_after(running.task, ()))
+    work.beside(running.place.clear_after(running.task, ()))
     clear_up(running, work.scrap, work.ws.objects)

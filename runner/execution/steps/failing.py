@@ -11,7 +11,7 @@ from drivers.base import DriverError, HostLost
 from ...digest import Digest
 from ...errors import RecipeError
 from ...hosts.place.capacity import SOONEST_LOOK
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...planning.judge import NOTHING
 from ...planning.schedule import BUSY, Outcome, State
 from .adjusting import smaller
@@ -59,22 +59,22 @@ def wait_again(work: Work, id: str, key: Digest | None = None) -> None:
     work.resting[id] = time.monotonic() + SOONEST_LOOK
 
 
-def lose(work: Work, place: Site, error: HostLost) -> None:
+def lose(work: Work, place: Place, error: HostLost) -> None:
     """A host is gone, or some of a place with several: nothing starts there any more, and others take their place if there are any."""
-    for site, why in (place.gone or {place: str(error)}).items():
-        if not site.lost:
-            site.lost = why
-            work.commits.say(f"{site.name} is lost: {why}")
+    for gone, why in (place.gone or {place: str(error)}).items():
+        if not gone.lost:
+            gone.lost = why
+            work.commits.say(f"{gone.name} is lost: {why}")
             work.replacing += 1
-            work.beside(replaced(work, site, work.host_pool.replace(site)))
+            work.beside(replaced(work, gone, work.host_pool.replace(gone)))
 
 
-async def replaced(work: Work, site: Site, asking: Awaitable[Sequence[Site]]) -> None:
+async def replaced(work: Work, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
     """Take the places that are being asked for instead of one that is lost or about to end."""
     try:
         for found in await asking:
             await work.attempts.hooks_of(found).setup()
-            work.commits.say(f"{found.name} takes {'its place' if site.lost else f'the place of {site.name}'}")
+            work.commits.say(f"{found.name} takes {'its place' if place.lost else f'the place of {place.name}'}")
     except (RecipeError, DriverError) as error:
         work.commits.say(str(error))
     finally:

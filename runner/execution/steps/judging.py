@@ -80,9 +80,9 @@ def _refuse(work: Work, id: str, reason: str, words: str, fix: str = "") -> None
 
 def _verdict(work: Work, n: int) -> Verdict:
     id = work.plan.nodes[n].id
-    verdict = judge(work.plan, n, work.facts, work.made, force=work.survey.forces(id), targets=work.survey.places)
+    verdict = judge(work.plan, n, work.facts, work.made, force=work.survey.forces(id), targets=work.survey.targets)
     if verdict.reasons == FORCED and verdict.key in work.commits.made:  # this run has made it anew already
-        return judge(work.plan, n, work.facts, work.made, targets=work.survey.places)
+        return judge(work.plan, n, work.facts, work.made, targets=work.survey.targets)
     return verdict
 
 
@@ -97,7 +97,7 @@ def _can_be_taken(work: Work, n: int, made: Made) -> bool:
     cache = work.ws.remote_cache
     there = {each for each in contents if cache is not None and work.ws.delivers and cache.has(Content(each))}
     return all(
-        each in there or work.ws.objects.has(Content(each)) or any(site.folder.holds(each) for site in work.host_pool.sites) for each in contents
+        each in there or work.ws.objects.has(Content(each)) or any(place.folder.holds(each) for place in work.host_pool.places) for each in contents
     )
 
 
@@ -110,7 +110,7 @@ def _sent_for(work: Work, downloads: Downloads, id: str, n: int, verdict: Verdic
     """Whether the shared store is asked for something that this step needs, or what made it runs again: it is judged anew when that is there."""
     node, contents = work.plan.nodes[n], dict[str, int]()
     if verdict.made is not None:
-        shown = [output for output, path in work.survey.places.get(n, ()) if work.facts.there.get(path) != verdict.made.outputs.get(output)]
+        shown = [output for output, path in work.survey.targets.get(n, ()) if work.facts.there.get(path) != verdict.made.outputs.get(output)]
         contents = {verdict.made.outputs[name]: n for name in {*shown, *_taken(work, n)} if name in verdict.made.outputs}
     elif verdict.answer == "run":
         contents = {work.made[u.producer].outputs[u.output]: u.producer for u in node.upstream if u.output in work.made[u.producer].outputs}
@@ -155,9 +155,9 @@ def grow(work: Work) -> None:
     work.made.update(made)
     work.survey.plan = work.plan
     work.commits.masker.learn(all_given(work.plan, work.ws.environ))
-    work.survey.places = work.survey.place(work.ws, work.plan)
+    work.survey.targets = work.survey.targets_of(work.ws, work.plan)
     facts = look(work.ws, work.plan, work.survey.request)
-    facts.there = dict(work.ws.cache.contents(path for targets in work.survey.places.values() for _, path in targets))
+    facts.there = dict(work.ws.cache.contents(path for targets in work.survey.targets.values() for _, path in targets))
     facts.ours = work.ws.published()
     work.facts = work.survey.facts = facts
     known = {node.id for node in old.nodes}

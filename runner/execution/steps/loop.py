@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...errors import CannotRun, Infrastructure
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ..signals import signals
 from .control import GRACE, hand_over, heed, interrupt, stop, terminate, time_is_up
 from .early import watched
@@ -101,7 +101,7 @@ async def _leave(work: Work) -> None:
     if not work.control.abandoned:
         await work.attempts.end_installs()
         for hooks in work.attempts.hooks:
-            for problem in await hooks.cleanup() if not hooks.site.lost else ():
+            for problem in await hooks.cleanup() if not hooks.place.lost else ():
                 work.commits.say(problem)
     if work.scheduler.finished and work.scheduler.result == "COMPLETED":  # else a step that ended well may still wait to be collected
         await work.orphans.sweep()
@@ -111,14 +111,14 @@ async def _set_up(work: Work) -> None:
     """Make every host ready.  A setup that we stopped ourselves has not failed: its steps are cancelled already, with the true reason."""
     here = {work.stays(id) for id in work.todo}
     pool = work.host_pool
-    sites = [*([*pool.head.sites, *pool.sites] if pool.away and False in here else ()), *([pool.here] if True in here else ())]
+    places = [*([*pool.head.places, *pool.places] if pool.away and False in here else ()), *([pool.here] if True in here else ())]
     try:
-        await asyncio.gather(*(work.attempts.hooks_of(site).setup() for site in sites))
+        await asyncio.gather(*(work.attempts.hooks_of(place).setup() for place in places))
     except CannotRun:
         if not work.control.stopping:
             raise
     if stayed := work.stayed():
-        await asyncio.gather(*(site.folder.look_for(stayed) for site in sites))
+        await asyncio.gather(*(place.folder.look_for(stayed) for place in places))
 
 
 @contextlib.contextmanager
@@ -148,9 +148,9 @@ def _looks(work: Work) -> Iterator[None]:
         task.cancel()
 
 
-async def _end_sick(work: Work, site: Site) -> None:
+async def _end_sick(work: Work, place: Place) -> None:
     """Stop what runs on a host whose health check failed."""
-    there = [running for running in work.running.values() if site in running.site.members]
+    there = [running for running in work.running.values() if place in running.place.members]
     work.sick |= {running.node.id for running in there}
     for running in there:
         await stop(running)

@@ -14,7 +14,7 @@ from drivers.base import DriverError, Job
 
 from ...errors import NotFound
 from ...hosts.place.host_task import Paths
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt
 from ...hosts.pool import HostPool
 from ...planning.plan import Node
@@ -55,53 +55,53 @@ class Orphans:
         """The attempts whose key begins so; they are not reported again."""
         return self._found.pop(head, [])
 
-    async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Site] | None:
+    async def taken_up(self, node: Node, name: str, always: bool) -> tuple[Job, Place] | None:
         """The job of an attempt that an earlier worker left, if it runs still, ended well unseen, or failed unseen in this very run.
 
         Else what is left of it goes: an attempt that was cut off, or one that failed in a run that is over, costs this run no retry.
         Raises HostLost when its host cannot be asked for long.
         """
         path = f"{self._attempts}/{name}"
-        site = self.site_of(name)
-        if site is None:
+        place = self.place_of(name)
+        if place is None:
             self.commits.say(f"{node.id} was begun by an earlier run on a host that this one does not use; what it makes there is not waited for")
             clear(path)
             return None
-        paths = site.paths(Attempt(path))
+        paths = place.paths(Attempt(path))
         job = Job(name, {"log": paths.log})
-        exit = await site.contact.insist(lambda: site.wait(job, timedelta(0)))
+        exit = await place.contact.insist(lambda: place.wait(job, timedelta(0)))
         if exit is None:
-            return job, site
-        if exit.code == 0 and exit.reason == "exit" and not always and site.may_have_made(Attempt(path), node.outputs):
-            return job, site
+            return job, place
+        if exit.code == 0 and exit.reason == "exit" and not always and place.may_have_made(Attempt(path), node.outputs):
+            return job, place
         tag = _LEFT.fullmatch(name)
         if exit.reason in _FAILED and (exit.code != 0 or exit.reason != "exit") and tag is not None and tag[1] == self.commits.run:
-            return job, site
-        await self._clear(site, path)
+            return job, place
+        await self._clear(place, path)
         return None
 
-    async def end(self, node: Node, job: Job, site: Site) -> None:
+    async def end(self, node: Node, job: Job, place: Place) -> None:
         """Stop an attempt that an earlier worker left with other inputs than its key says, and delete it."""
         self.commits.say(f"{node.id} was begun by an earlier run, and an input that it was given was changed since: it is started anew")
-        await site.stop(job, GRACE)
-        await site.contact.insist(lambda: site.wait(job, 2 * GRACE))
-        await self._clear(site, f"{self._attempts}/{job.key}")
+        await place.stop(job, GRACE)
+        await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
+        await self._clear(place, f"{self._attempts}/{job.key}")
 
-    async def _clear(self, site: Site, path: str) -> None:
-        await site.folder.clear(site.paths(Attempt(path)))
+    async def _clear(self, place: Place, path: str) -> None:
+        await place.folder.clear(place.paths(Attempt(path)))
         clear(path)
 
     async def goes_on(self, name: str) -> bool:
         """Whether the job of an attempt that an earlier worker left is still running.  Raises DriverError while its host cannot be asked."""
-        site = self.site_of(name)
-        if site is None:
+        place = self.place_of(name)
+        if place is None:
             return False
-        over = await site.wait(Job(name), timedelta(0))
+        over = await place.wait(Job(name), timedelta(0))
         if over is not None:
-            await site.folder.clear(Paths.at(f"{site.folder.root}/attempts/{name}"))
+            await place.folder.clear(Paths.at(f"{place.folder.root}/attempts/{name}"))
         return over is None
 
-    def site_of(self, name: str) -> Site | None:
+    def place_of(self, name: str) -> Place | None:
         """Where an attempt of an earlier worker was begun; None when this run has nothing there."""
         try:
             with open(f"{self._attempts}/{name}.site", encoding="utf-8") as file:
@@ -110,10 +110,10 @@ class Orphans:
             return self.host_pool.here
         return self.host_pool.named(called.split("\n"))
 
-    def sites(self) -> set[Site]:
+    def places(self) -> set[Place]:
         """Where attempts were begun that no step of this run has taken up yet."""
-        found = (self.site_of(name) for names in self._found.values() for name in names)
-        return {member for site in found if site is not None for member in site.members}
+        found = (self.place_of(name) for names in self._found.values() for name in names)
+        return {member for place in found if place is not None for member in place.members}
 
     async def sweep(self) -> None:
         """Delete what dead workers of this recipe left and no worker took up.
@@ -137,8 +137,8 @@ class Orphans:
                 except DriverError:
                     unseen.add(name)
             for name in going:
-                site = self.site_of(name)
-                where = (site.elsewhere if site is not None else "") or "this machine"
+                place = self.place_of(name)
+                where = (place.elsewhere if place is not None else "") or "this machine"
                 self.commits.say(
                     f"{where} still runs a job of {run}, a run that is gone, and this run does not need it: start that one again to take it over"
                 )

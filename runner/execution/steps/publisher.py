@@ -24,13 +24,13 @@ class Publisher:
 
     def conflicts(self, n: int) -> list[str]:
         """Where step `n` publishes, and something is that is not ours."""
-        return [path for _, path in self.survey.places.get(n, ()) if self.survey.facts.strange(path)]
+        return [path for _, path in self.survey.targets.get(n, ()) if self.survey.facts.strange(path)]
 
     def publish(self, n: int, made: Made) -> None:
         """Publish what step `n` made.  Raises CannotRun where something was changed by hand, and Infrastructure."""
         facts = self.survey.facts
         flags = {output.name: output.flags for output in self.survey.plan.nodes[n].outputs}
-        for output, path in self.survey.places.get(n, ()):
+        for output, path in self.survey.targets.get(n, ()):
             content = made.outputs.get(output)
             if content is None or flags.get(output, 0) & TEMPORARY:
                 continue
@@ -51,6 +51,6 @@ class Publisher:
 
     def publish_all(self, made: Mapping[int, Made]) -> None:
         """Publish all of a library recipe's results, at the end."""
-        for n in self.survey.places:
+        for n in self.survey.targets:
             if n in made and made[n].ok:
                 self.publish(n, made[n])

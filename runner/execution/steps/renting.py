@@ -11,7 +11,7 @@ from drivers.base import DriverError, Need
 
 from ...errors import RecipeError
 from ...hosts.connect import same_packages
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
 from ...hosts.renting.money import SAVING
 from ...planning.schedule import FINAL, Move, State
@@ -54,8 +54,8 @@ def rent(work: Work) -> None:
             pool.inventory.coming.append(need)
             work.replacing += 1
             work.beside(_get(work, need))
-    for site, reason in pool.inventory.spare(queued, work.orphans.sites()):
-        work.beside(_give_back(work, site, reason))
+    for place, reason in pool.inventory.spare(queued, work.orphans.places()):
+        work.beside(_give_back(work, place, reason))
     return None
 
 
@@ -66,12 +66,12 @@ def _is_spent(pool: HostPool) -> bool:
 
 def _save_in_time(work: Work) -> None:
     """Have what runs on a machine that is about to be taken away save and end: the next attempt resumes from there."""
-    for site in work.host_pool.inventory.leaving():
+    for place in work.host_pool.inventory.leaving():
         for running in work.running.values():
-            if site in running.site.members and not running.stopped:
-                work.commits.say(f"{site.name} is about to be taken away: {running.node.id} saves, and continues elsewhere")
+            if place in running.place.members and not running.stopped:
+                work.commits.say(f"{place.name} is about to be taken away: {running.node.id} saves, and continues elsewhere")
                 running.stopped = True
-                work.beside(stop(running, site.notice))
+                work.beside(stop(running, place.notice))
 
 
 def _succeed_in_time(work: Work) -> None:
@@ -82,11 +82,11 @@ def _succeed_in_time(work: Work) -> None:
         return
     states = work.scheduler.states()
     needed = not (work.scheduler.held or work.control.stopping) and any(states[id] not in FINAL and not work.stays(id) for id in work.todo)
-    for site in pool.inventory.ending() if needed else ():
+    for place in pool.inventory.ending() if needed else ():
         work.replacing += 1
-        work.beside(replaced(work, site, pool.allocate()))
-    for site in pool.inventory.unused_leases():
-        work.beside(_give_back(work, site, site.leaving))
+        work.beside(replaced(work, place, pool.allocate()))
+    for place in pool.inventory.unused_leases():
+        work.beside(_give_back(work, place, place.leaving))
 
 
 def note(work: Work) -> None:
@@ -118,12 +118,12 @@ def _needs(work: Work, id: str) -> Iterator[Need]:
 async def _get(work: Work, need: Need) -> None:
     pool = work.host_pool
 
-    async def ready(site: Site) -> None:
-        await work.attempts.hooks_of(site).setup()
+    async def ready(place: Place) -> None:
+        await work.attempts.hooks_of(place).setup()
         if work.survey.request.current_python:
-            await same_packages([site])
+            await same_packages([place])
         if stayed := work.stayed():
-            await site.folder.look_for(stayed)
+            await place.folder.look_for(stayed)
 
     try:
         await pool.rent(need, ready)
@@ -137,9 +137,9 @@ async def _get(work: Work, need: Need) -> None:
         work.wake()
 
 
-async def _give_back(work: Work, site: Site, reason: str) -> None:
+async def _give_back(work: Work, place: Place, reason: str) -> None:
     try:
-        if not await work.host_pool.give_back(site, reason):
-            work.commits.say(f"{site.name} is not given back yet; it is asked again at the end of the run")
+        if not await work.host_pool.give_back(place, reason):
+            work.commits.say(f"{place.name} is not given back yet; it is asked again at the end of the run")
     except (RecipeError, DriverError) as error:
-        work.commits.say(f"{site.name} could not be given back: {error}; `recipe reap` asks again")
+        work.commits.say(f"{place.name} could not be given back: {error}; `recipe reap` asks again")

@@ -16,7 +16,7 @@ from drivers.base import DriverError, Exit, HostLost, Job
 
 from ...digest import Digest
 from ...errors import CannotRun, Infrastructure, RecipeError
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...hosts.place.staging import Attempt
 from ...logs import Log
 from ...planning.fingerprint import World
@@ -65,7 +65,7 @@ class Held:
     spec: StepSpec
     key: Digest | None
     world: World
-    site: Site
+    place: Place
     gpus: tuple[Device, ...] = ()
     state: checkpoints.Generation | None = None
     lock: Lock | None = None  # of the state
@@ -95,16 +95,16 @@ async def _start(work: Work, id: str) -> bool:
     n = work.plan.index[id]
     node, spec, key = work.plan.nodes[n], work.plan.specs()[n], work.verdicts[id].key
     wants = spec.resources.room
-    site = _site_for(work, node, spec)
-    if site is None:
+    place = _place_for(work, node, spec)
+    if place is None:
         work.resting[id] = time.monotonic() + NO_ROOM
         return _without_room(work, id, node)
     gpus: tuple[Device, ...] = ()
     if wants.get("gpus") and not (key is not None and key[:24] in work.orphans):  # what an earlier worker left may hold its own
         try:
-            gpus = await _pick(work, id, site, int(wants["gpus"]))
+            gpus = await _pick(work, id, place, int(wants["gpus"]))
         except HostLost as error:
-            lose(work, site, error)
+            lose(work, place, error)
             return True
         except DriverError as error:
             fail_unstarted(work, id, "error", str(error))
@@ -114,7 +114,7 @@ async def _start(work: Work, id: str) -> bool:
     if key is not None and (moved := _hold(work, id, n, key)) is not None:
         return moved
     world, _ = world_of(node, work.facts, work.made)
-    held = Held(n, node, spec, key, world, site, gpus)
+    held = Held(n, node, spec, key, world, place, gpus)
     try:
         opened = await _open_state(work, held)
     except OSError as error:
@@ -183,7 +183,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
         if held.lock is not None:
             held.lock.release()
         if isinstance(error, HostLost):
-            lose(work, held.site, error)
+            lose(work, held.place, error)
         if isinstance(error, (_Taken, HostLost)):
             return wait_again(work, id, held.key)
         if held.key is not None:
@@ -195,7 +195,7 @@ async def _launch(work: Work, id: str, held: Held) -> None:
             return fail(work, id, "stopped", "interrupted")
         return fail(work, id, "error", str(trouble), getattr(trouble, "fix", ""))
     work.running[id] = running
-    running.site.capacity.enter(running.wants, running.devices)
+    running.place.capacity.enter(running.wants, running.devices)
     running.carried = asyncio.get_running_loop().create_task(_carry(work, id, running))
     if work.control.stopping:  # asked for while this job was being started
         work.beside(stop(running))
@@ -215,9 +215,9 @@ def _record(work: Work, id: str, held: Held, taken: Running | None) -> None:
                 work.commits.say(f"{id}: {found.words}")
     else:
         data["taken_up"] = True
-    site = taken.site if taken is not None else held.site
-    if site.elsewhere:
-        data["site"] = site.elsewhere
+    place = taken.place if taken is not None else held.place
+    if place.elsewhere:
+        data["site"] = place.elsewhere
         if held.state is not None:
             data["generation"] = held.state.id
     work.groups.record([work.scheduler.start(id, data)])
@@ -250,14 +250,14 @@ def name_of(work: Work, held: Held) -> str:
 
 async def _begin(work: Work, held: Held) -> Running:
     """Prepare an attempt to be carried out."""
-    node, spec, site = held.node, held.spec, held.site
+    node, spec, place = held.node, held.spec, held.place
     wants = spec.resources.room
     if wants.get("gpus") and not held.gpus:
-        held.gpus = await _pick(work, node.id, site, int(wants["gpus"]))
+        held.gpus = await _pick(work, node.id, place, int(wants["gpus"]))
         if not held.gpus:
             raise _Taken
-    pythons = [await work.attempts.python(node, spec, each) for each in site.members]
-    for each in site.members:
+    pythons = [await work.attempts.python(node, spec, each) for each in place.members]
+    for each in place.members:
         if image := work.attempts.wrapped(spec, each):
             await work.attempts.containers_of(each).image(image)
     running = _running(work, held, held.name, pythons)
@@ -265,12 +265,12 @@ async def _begin(work: Work, held: Held) -> Running:
         from ...storage import checkpoints
 
         checkpoints.hold(held.state.path.parent, held.name)
-    if site.elsewhere:
-        Path(f"{running.attempt.path}.site").write_text("\n".join(each.name for each in site.members), encoding="utf-8")
+    if place.elsewhere:
+        Path(f"{running.attempt.path}.site").write_text("\n".join(each.name for each in place.members), encoding="utf-8")
     return running
 
 
-def _running(work: Work, held: Held, name: str, pythons: Sequence[str], site: Site | None = None) -> Running:
+def _running(work: Work, held: Held, name: str, pythons: Sequence[str], place: Place | None = None) -> Running:
     attempt = Attempt(f"{work.folder}/{name}")
     running = Running(
         held.node,
@@ -283,7 +283,7 @@ def _running(work: Work, held: Held, name: str, pythons: Sequence[str], site: Si
         time.time(),
         held.state,
         held.lock,
-        site or held.site,
+        place or held.place,
         held.spec.resources.room,
         held.gpus,
     )
@@ -300,14 +300,14 @@ async def _taken_up(work: Work, held: Held) -> Running | None:
         try:
             found = await work.orphans.taken_up(held.node, name, always)
         except HostLost as error:
-            lose(work, work.orphans.site_of(name) or held.site, error)
+            lose(work, work.orphans.place_of(name) or held.place, error)
             raise _Taken from error
         if found is None:
             continue
-        job, site = found
-        running = _running(work, held, name, [sys.executable] * len(site.members), site)
+        job, place = found
+        running = _running(work, held, name, [sys.executable] * len(place.members), place)
         if name not in work.inherited and not work.attempts.recall(held.node, running.attempt):
-            await work.orphans.end(held.node, job, site)
+            await work.orphans.end(held.node, job, place)
             continue
         running.devices, running.taken_up = (), True
         running.task.job, running.task.rejoined = job, True
@@ -320,7 +320,7 @@ async def _carry(work: Work, id: str, running: Running) -> None:
     end: End
     try:
         async with shared_states.sent(work, running, work.spec(id)):
-            running.brought = await running.site.carry(running.task)
+            running.brought = await running.place.carry(running.task)
         end = running.brought.exit
         if running.asked and end.reason in ("exit", "signal") and end.code != 0:
             end = end._replace(reason="stopped")  # it saved, and ended itself
@@ -355,23 +355,23 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 # -- places, GPUs and state
 
 
-def _site_for(work: Work, node: Node, spec: StepSpec) -> Site | None:
+def _place_for(work: Work, node: Node, spec: StepSpec) -> Place | None:
     """Where a step may start now: where what it needs is already, else where there is room; for several nodes that many hosts, or none."""
     wants = spec.resources.room
-    sites = work.host_pool.sites_of(spec, local=bool(node.flags & LOCAL))
-    if len(sites) == 1 and not sites[0].elsewhere and not work.host_pool.priced:
-        return sites[0]  # the scheduler has seen to it that there is room on this machine
+    places = work.host_pool.places_of(spec, local=bool(node.flags & LOCAL))
+    if len(places) == 1 and not places[0].elsewhere and not work.host_pool.priced:
+        return places[0]  # the scheduler has seen to it that there is room on this machine
     absent = _absent(work, node)
     if absent and not node.flags & LOCAL:
-        sites = work.host_pool.sites
-    sites = [site for site in sites if site.has_room(wants) and all(site.folder.holds(content) for content in absent)]
-    sites = sorted(sites, key=lambda site: site.contact.silent)
+        places = work.host_pool.places
+    places = [place for place in places if place.has_room(wants) and all(place.folder.holds(content) for content in absent)]
+    places = sorted(places, key=lambda place: place.contact.silent)
     if spec.node_count > 1:
         from ...hosts.place.group import group_of
 
-        crew = work.host_pool.head.crew(spec, sites)
+        crew = work.host_pool.head.crew(spec, places)
         return group_of(crew) if crew else None
-    return sites[0] if sites else None
+    return places[0] if places else None
 
 
 def _absent(work: Work, node: Node) -> list[str]:
@@ -382,9 +382,9 @@ def _absent(work: Work, node: Node) -> list[str]:
 
 def _without_room(work: Work, id: str, node: Node) -> bool:
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
-    live = [site for site in work.host_pool.sites if not site.lost]
+    live = [place for place in work.host_pool.places if not place.lost]
     for content in _absent(work, node):
-        if not any(site.folder.holds(content) for site in live):
+        if not any(place.folder.holds(content) for place in live):
             producer = next(each.producer for each in node.upstream if work.made[each.producer].outputs.get(each.output) == content)
             name = work.plan.nodes[producer].id
             work.made.pop(producer)
@@ -398,16 +398,16 @@ def _without_room(work: Work, id: str, node: Node) -> bool:
     return True
 
 
-async def _pick(work: Work, id: str, site: Site, count: int) -> tuple[Device, ...]:
+async def _pick(work: Work, id: str, place: Place, count: int) -> tuple[Device, ...]:
     """Free GPUs of a place; none when the step has to wait for them, which is said once.  Raises DriverError."""
-    found = await site.capacity.pick(count)
+    found = await place.capacity.pick(count)
     if not found.devices:
         work.resting[id] = time.monotonic() + found.again
-        if found.others and site.name not in work.queued_for:
-            work.queued_for.add(site.name)
+        if found.others and place.name not in work.queued_for:
+            work.queued_for.add(place.name)
             what = "a GPU" if count == 1 else f"{count} GPUs"
-            where = f" on {site.elsewhere}" if site.elsewhere else ""
-            held = f"{found.others} of {len(site.capacity.devices)} {'is' if found.others == 1 else 'are'}"
+            where = f" on {place.elsewhere}" if place.elsewhere else ""
+            held = f"{found.others} of {len(place.capacity.devices)} {'is' if found.others == 1 else 'are'}"
             work.commits.say(f"waiting for {what}{where}: {held} in use by another run")
     return found.devices
 
@@ -419,14 +419,14 @@ async def _open_state(work: Work, held: Held) -> bool:
         return True
     from ...storage import checkpoints
 
-    processes = work.attempts.processes(spec, held.n, held.site)
+    processes = work.attempts.processes(spec, held.n, held.place)
     key = checkpoints.key(spec, held.world, held.node.id)
     lock = work.ws.locks.try_hold(f"state-{key}")
     if lock is None:
         return False
     root, own = work.ws.home / "states" / key, (held.key or "-")[:24]
     holder = checkpoints.holder(root)
-    there = work.orphans.site_of(holder) if holder and not holder.startswith(own) else None
+    there = work.orphans.place_of(holder) if holder and not holder.startswith(own) else None
     if there is not None and await there.contact.insist(lambda: work.orphans.goes_on(holder)):
         # Its worker is gone but it writes there still, under other `continues` values: it has to end before another may begin.
         await there.stop(Job(holder), GRACE)

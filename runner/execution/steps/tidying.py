@@ -62,7 +62,7 @@ class Tidying:
         if success:
             # Not before the trace is stored: until then a worker that comes after us has to find all of it.
             self.commits.after_flush(functools.partial(self._forget, running, spec))
-        clearing = functools.partial(running.site.clear_after, running.task, running.task.states if success and not spec.continues else ())
+        clearing = functools.partial(running.place.clear_after, running.task, running.task.states if success and not spec.continues else ())
         self.commits.after_flush(lambda: self._beside(clearing()))
         self._scrap.give_script(path + ".sh")
         failed = f"{self._attempts}/{self.failed_name(running.node.id)}" if self._failures_kept or not success else ""

@@ -9,24 +9,24 @@ from typing import Final
 from drivers.base import DriverError
 
 from ...hosts.place.hooks import Hooks
-from ...hosts.place.sites import Site
+from ...hosts.place.place import Place
 from ...language.values import Tree
 
 PATIENCE: Final = 3
 """Bad looks at a host in a row that end what runs there."""
 
 
-async def watch(hosts: Collection[Hooks], command: str | Sequence[Tree], every: float, sick: Callable[[Site], Awaitable[None]]) -> None:
+async def watch(hosts: Collection[Hooks], command: str | Sequence[Tree], every: float, sick: Callable[[Place], Awaitable[None]]) -> None:
     """Run the recipe's health check on each host every `every` seconds, and call `sick` with one where it failed `PATIENCE` times in a row."""
     bad: dict[str, int] = {}
     while True:
         await asyncio.sleep(every)
-        for hooks in [hooks for hooks in hosts if not hooks.site.lost]:
-            site = hooks.site
+        for hooks in [hooks for hooks in hosts if not hooks.place.lost]:
+            place = hooks.place
             try:
-                bad[site.name] = 0 if await hooks.healthy(command, max(every, 1.0)) else bad.get(site.name, 0) + 1
+                bad[place.name] = 0 if await hooks.healthy(command, max(every, 1.0)) else bad.get(place.name, 0) + 1
             except DriverError:
                 continue  # who waits for its jobs says what is wrong with the host
-            if bad[site.name] == PATIENCE:
-                bad[site.name] = 0
-                await sick(site)
+            if bad[place.name] == PATIENCE:
+                bad[place.name] = 0
+                await sick(place)

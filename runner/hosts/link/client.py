@@ -66,7 +66,7 @@ class Line(Protocol):
         """The host that it leads to."""
         ...
 
-    async def place(self, log: str | None, name: str) -> str:
+    async def log_path(self, log: str | None, name: str) -> str:
         """Where the log of a job is: absolute."""
         ...
 
@@ -119,7 +119,7 @@ class Client:
         """Begin `command`.  The same key finds the same job; a start never queues, nor does it wait for a lock."""
         self._enter()
         name = file_name(key)
-        job = Job(key, {"log": await self._line.place(command.log, name)})
+        job = Job(key, {"log": await self._line.log_path(command.log, name)})
         if name not in self._over or self._over[name].reason == "busy":
             self._over.pop(name, None)
             limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
@@ -182,7 +182,7 @@ class Client:
         name = file_name(job.key)
         if offset >= self._printed.get(name, offset + 1):
             return b""
-        return await self._line.read(await self._line.place(job.data.get("log"), name), offset)
+        return await self._line.read(await self._line.log_path(job.data.get("log"), name), offset)
 
     async def stop(self, job: Job, grace: timedelta) -> None:
         """SIGTERM to the whole group, SIGKILL after `grace`.  Idempotent; `wait` then reports an Exit."""
@@ -431,7 +431,7 @@ class Socket:
     def host(self) -> Host:
         return self._host
 
-    async def place(self, log: str | None, name: str) -> str:
+    async def log_path(self, log: str | None, name: str) -> str:
         return log or f"{self._root}/logs/{name}"
 
     async def read(self, log: str, offset: int) -> bytes:
@@ -512,7 +512,7 @@ class Streamed:
     def host(self) -> Host:
         return self._wire.host
 
-    async def place(self, log: str | None, name: str) -> str:
+    async def log_path(self, log: str | None, name: str) -> str:
         if log is None:
             await self._wire.open()
         return log or f"{self._wire.root}/agent/logs/{name}"

@@ -3,7 +3,7 @@
     a round: look there · what is closed and not here is brought into `.incoming`, examined, looked at again, renamed · old ones go, there and here
 
 A checkpoint here is the one there if all its files have the same sizes and times, so nothing has to be written down about what was copied.  A kill at
-any instant leaves at most something in `.incoming`, which the next round deletes.  `Away` transfers the bytes.
+any instant leaves at most something in `.incoming`, which the next round deletes.  `CheckpointHost` transfers the bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Look:
     total: int
 
 
-class Away(Protocol):
+class CheckpointHost(Protocol):
     """What a checkpoint sync needs of a host.  Paths there are below our root."""
 
     partial: bool
@@ -106,14 +106,14 @@ class CheckpointSync:
 
     def __init__(
         self,
-        away: Away,
+        host: CheckpointHost,
         states: Sequence[StateFolder],
         tell: Callable[[Round], None],
         *,
         world: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._away, self._states, self._tell, self._world, self._pause = away, states, tell, world, pause
+        self._host, self._states, self._tell, self._world, self._pause = host, states, tell, world, pause
         self._seen = {state.name: _Seen() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
@@ -159,11 +159,11 @@ class CheckpointSync:
     async def _restore(self, state: StateFolder) -> Newest:
         doing = Round()
         async with self._seen[state.name].lock:
-            look = await self._away.look(state.below)
+            look = await self._host.look(state.below)
             await asyncio.to_thread(_afresh, state, None)
             if look.files:
                 await self._bring(state, doing, over=True, newer=True)
-                look = await self._away.held(state.below)
+                look = await self._host.held(state.below)
             there = _parts(look.files, state.pattern)
             found = await asyncio.to_thread(checkpoints.newest, state.here, state.pattern, world=self._world)
             here = await asyncio.to_thread(_listings, state.here, state.pattern)
@@ -175,9 +175,9 @@ class CheckpointSync:
                     f"the disk there has {about(look.free)} free, the state {state.name} needs {about(need)}", fix="free some space there"
                 )
             for name in wrong:
-                doing.size += await self._away.put(_below(state.here, name), _join(state.below, name))
+                doing.size += await self._host.put(_below(state.here, name), _join(state.below, name))
             if wrong:
-                there = _parts((await self._away.held(state.below)).files, state.pattern)
+                there = _parts((await self._host.held(state.below)).files, state.pattern)
                 for name in wrong:
                     await asyncio.to_thread(_date, _below(state.here, name), there.get(name, {}))
         self._tell(doing)
@@ -187,7 +187,7 @@ class CheckpointSync:
         """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
         seen = self._seen[state.name]
         incoming = _incoming(state)
-        look = await self._away.look(state.below)
+        look = await self._host.look(state.below)
         there = _parts(look.files, state.pattern)
         await asyncio.to_thread(_afresh, state, {f"{name or WHOLE}.coming" for name in there})
         age = {name: _age(name, listing) for name, listing in there.items() if _is_checkpoint(name, state.pattern)}
@@ -221,7 +221,7 @@ class CheckpointSync:
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
             await self._pause(SETTLE)
-            now = _parts((await self._away.look(state.below)).files, state.pattern).get(name, {})
+            now = _parts((await self._host.look(state.below)).files, state.pattern).get(name, {})
             seen.newest = name, now
             return now == listing
         return True
@@ -232,16 +232,16 @@ class CheckpointSync:
         """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
         target = incoming / (name or WHOLE)
         try:
-            doing.size += await self._away.bring(_join(state.below, name), target)
+            doing.size += await self._host.bring(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError):
             # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
-            if _parts((await self._away.look(state.below)).files, state.pattern).get(name) == listing:
+            if _parts((await self._host.look(state.below)).files, state.pattern).get(name) == listing:
                 raise
             return False
-        if _is_checkpoint(name, state.pattern) and (self._away.partial or not (name == "" and over)):
+        if _is_checkpoint(name, state.pattern) and (self._host.partial or not (name == "" and over)):
             verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)
             why = verdict.why or checkpoints.unlike(list(listing), list(before[1]), before[0], verdict)
-            if not why and self._away.partial and verdict.kind in ("file", "files"):
+            if not why and self._host.partial and verdict.kind in ("file", "files"):
                 why = "a node is gone that may have had a part of it"
             if why:
                 await asyncio.to_thread(delete, target)
@@ -249,10 +249,10 @@ class CheckpointSync:
                     self._seen[state.name].bad[name] = listing
                     doing.passed.append((name, why))
                 return False
-        if not over and _parts((await self._away.look(state.below)).files, state.pattern).get(name) != listing:
+        if not over and _parts((await self._host.look(state.below)).files, state.pattern).get(name) != listing:
             await asyncio.to_thread(delete, target)
             return False
-        await asyncio.to_thread(_place, target, _below(state.here, name), listing)
+        await asyncio.to_thread(_put_there, target, _below(state.here, name), listing)
         doing.brought.append(name or state.name)
         return True
 
@@ -272,7 +272,7 @@ class CheckpointSync:
         if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
             old = [name for name in old if name != spared]
         if old:
-            await self._away.remove([_join(state.below, name) for name in old])
+            await self._host.remove([_join(state.below, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
         seen = self._seen[state.name]
         level, words = strained(look.free + sum(sizes[name] for name in old), look.total, need)
@@ -280,7 +280,7 @@ class CheckpointSync:
 
 
 class OverHostStore:
-    """`Away` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
+    """`CheckpointHost` over what one host keeps of ours.  A folder that is put there arrives as an object, which then becomes the state's own."""
 
     partial = False
 
@@ -456,7 +456,7 @@ def _ours(path: Path) -> None:
                 os.chmod(inner, os.stat(inner).st_mode | (0o700 if name in below else 0o600))
 
 
-def _place(source: Path, target: Path, listing: Listing) -> None:
+def _put_there(source: Path, target: Path, listing: Listing) -> None:
     """Give what arrived its name, and the times that it has there.  It is on the disk then: there, it may be deleted at any time."""
     _date(source, listing)
     for path in (source, *source.rglob("*")):

@@ -18,12 +18,12 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import launch, rendezvous
-from .away import Away
 from .capacity import LONGEST_QUESTION, Capacity, Pick
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
+from .place import GRACE, Place
+from .remote import RemotePlace
 from .rendezvous import Meeting, Node, together
-from .sites import GRACE, Site
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -92,25 +92,25 @@ class GroupFolder(Folder):
         await together(each.clear(Paths.at(f"{each.root}/attempts/{name}.{rank}")) for rank, each in enumerate(self._members))
 
 
-class Group(Site):
+class Group(Place):
     """A host for each node of a step, in the order of their ranks."""
 
-    def __init__(self, members: Sequence[Away]) -> None:
+    def __init__(self, members: Sequence[RemotePlace]) -> None:
         first = members[0]
         name = ", ".join(each.name for each in members)
         super().__init__(first.ws, name, first.host, first.capacity.machine, lambda: first.capacity.devices, first.shell)
         self._members = tuple(members)
-        self._gone: dict[Site, str] = {}
+        self._gone: dict[Place, str] = {}
         self.contact = first.contact
         self.capacity = GroupCapacity([each.capacity for each in members], int(first.port > 0))
         self.folder = GroupFolder(first.ws, [each.folder for each in members])
 
     @property
-    def members(self) -> Sequence[Away]:
+    def members(self) -> Sequence[RemotePlace]:
         return self._members
 
     @property
-    def gone(self) -> Mapping[Site, str]:
+    def gone(self) -> Mapping[Place, str]:
         return self._gone
 
     def paths(self, attempt: Attempt) -> Paths:
@@ -154,7 +154,7 @@ class Group(Site):
             self._gone = dict(each for each in await together(map(self._missing, self._members)) if each[1]) or {self._members[0]: str(error)}
             raise
 
-    async def _missing(self, member: Away) -> tuple[Site, str]:
+    async def _missing(self, member: RemotePlace) -> tuple[Place, str]:
         """Why a host is not there any more; empty where it is."""
         try:
             async with asyncio.timeout(LONGEST_QUESTION):
@@ -203,7 +203,7 @@ class Group(Site):
         nodes = [Node(each.name, each.host, each.address, part.python or each.python, bool(part.python)) for each, part in pairs]
         met = await self._members[0].contact.insist(lambda: rendezvous.meet(nodes, self._members[0].port))
 
-        async def start(each: Away, part: HostTask, command: Command) -> None:
+        async def start(each: RemotePlace, part: HostTask, command: Command) -> None:
             part.job = await each.begin(part, _with_port(command, met.port))
 
         try:
@@ -270,9 +270,9 @@ class Group(Site):
         await asyncio.gather(*map(one, ranks))
 
 
-def group_of(sites: Sequence[Site]) -> Site:
+def group_of(places: Sequence[Place]) -> Place:
     """These hosts as one place, the first of them node 0."""
-    return sites[0] if len(sites) == 1 else Group([site for site in sites if isinstance(site, Away)])
+    return places[0] if len(places) == 1 else Group([place for place in places if isinstance(place, RemotePlace)])
 
 
 def ranked(name: str, rank: int) -> str:

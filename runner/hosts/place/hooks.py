@@ -19,7 +19,7 @@ from ...language.values import Tree
 from ...planning.step import RunSettings, StepSpec
 from . import launch
 from .host_task import FOREVER
-from .sites import GRACE, Site
+from .place import GRACE, Place
 
 INSTALL = "environment"
 """The kind of chore that makes one."""
@@ -32,9 +32,9 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 class Hooks:
     """The hooks of one run on one host.  `fence` is its worker's: what an earlier one began has other names."""
 
-    def __init__(self, site: Site, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
-        self.site, self._run, self._fence, self._settings = site, run, fence, settings
-        self._scope = {"inputs": inputs, "host": site.capacity.seen(None)}
+    def __init__(self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]) -> None:
+        self.place, self._run, self._fence, self._settings = place, run, fence, settings
+        self._scope = {"inputs": inputs, "host": place.capacity.seen(None)}
         self._doing: dict[str, Job] = {}
         self._stopped: set[str] = set()
         self._count = 0
@@ -46,18 +46,18 @@ class Hooks:
             return
         digest = of_value("setup", commands)
         note = f"setup/{digest}"
-        if await self.site.folder.noted(note):
+        if await self.place.folder.noted(note):
             return
-        with self.site.ws.locks.hold(f"setup-{of_value('site', [self.site.name, digest])[:32]}"):
-            if await self.site.folder.noted(note):
+        with self.place.ws.locks.hold(f"setup-{of_value('site', [self.place.name, digest])[:32]}"):
+            if await self.place.folder.noted(note):
                 return
             for command in commands:
                 exit, said = await self.do("setup", command)
                 if exit.reason == "lost":
-                    raise HostLost(f"{self.site.name} was lost in its setup")
+                    raise HostLost(f"{self.place.name} was lost in its setup")
                 if exit.code != 0:
                     raise CannotRun(f"setup failed ({_shown(command)}: {_how(exit)}){said}", fix="no step was started; correct `setup` and run again")
-            await self.site.folder.note(note)
+            await self.place.folder.note(note)
 
     async def cleanup(self) -> list[str]:
         """Do what is always done at the end; what failed is reported, not raised."""
@@ -82,7 +82,7 @@ class Hooks:
         self._stopped.add(kind)
         for name, job in list(self._doing.items()):
             if name.startswith(kind):
-                await self.site.host.stop(job, GRACE)
+                await self.place.host.stop(job, GRACE)
 
     def stopped(self, kind: str) -> bool:
         """Whether hooks of this kind were stopped: no more start."""
@@ -102,27 +102,27 @@ class Hooks:
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
-        paths = await self.site.folder.scratch(name, files, script)
+        paths = await self.place.folder.scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
-        passed = {name: self.site.ws.environ[name] for name in pass_env if name in self.site.ws.environ}
-        env = {**self.site.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
+        passed = {name: self.place.ws.environ[name] for name in pass_env if name in self.place.ws.environ}
+        env = {**self.place.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
         try:
-            job = await self.site.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
+            job = await self.place.host.start(Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name)
             self._doing[name] = job
-            exit = await self.site.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
+            exit = await self.place.host.wait(job, FOREVER) if hear is None else await self._listen(job, hear)
             assert exit is not None
-            said = (await self.site.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
+            said = (await self.place.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in said.splitlines())
         finally:
             self._doing.pop(name, None)
-            await self.site.folder.clear(paths)
+            await self.place.folder.clear(paths)
 
     async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
         """Its end.  A host that is out of sight for a while is asked again: such a chore may take minutes."""
-        host, exit, heard, part = self.site.host, None, 0, b""
+        host, exit, heard, part = self.place.host, None, 0, b""
         while exit is None:
-            exit = await self.site.contact.insist(lambda: host.wait(job, LOOK))
-            while data := await self.site.contact.insist(partial(host.log, job, heard)):
+            exit = await self.place.contact.insist(lambda: host.wait(job, LOOK))
+            while data := await self.place.contact.insist(partial(host.log, job, heard)):
                 heard += len(data)
                 *lines, part = (part + data).split(b"\n")
                 for line in lines:

@@ -76,7 +76,7 @@ class Workdir:
             os.makedirs(self._path, 0o700, exist_ok=True)
         self._made[self._path] = None
 
-    def place(self, name: str, whole: Sequence[Container[str]]) -> str:
+    def target_of(self, name: str, whole: Sequence[Container[str]]) -> str:
         """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to: `whole`."""
         if ".." in name or name[0] == "/":
             if escapes(name):
@@ -164,15 +164,15 @@ class Attempt:
     def __post_init__(self) -> None:
         self.folder = Workdir(self.path)
 
-    def place(self, name: str) -> str:
+    def target_of(self, name: str) -> str:
         """The absolute path of `name`, whose parent exists afterwards.  Raises CannotRun for one outside, or in what is linked to."""
-        return self.folder.place(name, (self.links, self.objects))
+        return self.folder.target_of(name, (self.links, self.objects))
 
     def add_path(self, cache: DigestCache, at: str, content: str | None, source: str, name: str, *, copy: bool = False) -> None:
         """A file or folder of the caller's, which the cache knows as `at`; `content` is what stands for it in the key, None for anything."""
         if name in self.staged or self._linked(at, name):
             return  # two patterns of the recipe name one file, or one names the folder that it is in
-        target = self.place(name)
+        target = self.target_of(name)
         found = os.stat(source)
         if stat.S_ISREG(found.st_mode) and (copy or found.st_size <= SMALL):
             with open(source, "rb", buffering=0) as file:
@@ -220,7 +220,7 @@ class Attempt:
 
     def add_object(self, objects: Objects, content: str, name: str) -> None:
         """An output of an earlier step."""
-        target = self.place(name)
+        target = self.target_of(name)
         small = objects.small(Content(content))
         if small is None:
             objects.stage(Content(content), Path(target))
@@ -229,12 +229,12 @@ class Attempt:
             self.staged[name] = self.folder.put(target, small, executable=content[0] == "x")
 
     def add_bytes(self, data: bytes, name: str) -> None:
-        with open(self.place(name), "wb") as file:
+        with open(self.target_of(name), "wb") as file:
             file.write(data)
 
     def prepare_outputs(self, outputs: Sequence[OutputSpec]) -> None:
         for _, path, flags in outputs:
-            target = self.place(path)
+            target = self.target_of(path)
             if flags & DIRECTORY:
                 os.makedirs(target, exist_ok=True)
 

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class OverNodes:
-    """`checkpoint_sync.Away` over the nodes of one attempt, by rank.
+    """`checkpoint_sync.CheckpointHost` over the nodes of one attempt, by rank.
 
     A host that is lost has nothing; when all are, HostLost is raised.  One that took the place of another has nothing yet.
     """

@@ -14,7 +14,7 @@ from .money import leave_at
 from .needs import covers
 
 if TYPE_CHECKING:
-    from ..place.sites import Site
+    from ..place.place import Place
 
 IDLE: Final = 120.0
 """Seconds that a machine that costs money is kept with nothing to do."""
@@ -24,14 +24,14 @@ IDLE: Final = 120.0
 class Held:
     """A place, and the leases that it stands on."""
 
-    site: Site
+    place: Place
     offer: Offer
     leases: list[LeaseRow]
     idle_since: float
 
     def serves(self, need: Need) -> bool:
         """Whether it does for a need."""
-        return self.site.image == need.image and covers(self.offer, need)
+        return self.place.image == need.image and covers(self.offer, need)
 
 
 class Inventory:
@@ -49,28 +49,28 @@ class Inventory:
         return len(self.held) + len(self.coming)
 
     @property
-    def sites(self) -> list[Site]:
-        return [held.site for held in self.held]
+    def places(self) -> list[Place]:
+        return [held.place for held in self.held]
 
-    def add(self, site: Site, offer: Offer, leases: Sequence[LeaseRow]) -> None:
-        self.held.append(Held(site, offer, list(leases), time.monotonic()))
+    def add(self, place: Place, offer: Offer, leases: Sequence[LeaseRow]) -> None:
+        self.held.append(Held(place, offer, list(leases), time.monotonic()))
 
-    def drop(self, site: Site) -> tuple[list[LeaseRow], list[Site]]:
+    def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
         """Hold a place no more, nor the others on its leases: these leases, and those others."""
-        rows = {row.key: row for held in self.held if held.site is site for row in held.leases}
-        with_it = [held.site for held in self.held if held.site is not site and any(row.key in rows for row in held.leases)]
-        self.held = [held for held in self.held if held.site is not site and held.site not in with_it]
+        rows = {row.key: row for held in self.held if held.place is place for row in held.leases}
+        with_it = [held.place for held in self.held if held.place is not place and any(row.key in rows for row in held.leases)]
+        self.held = [held for held in self.held if held.place is not place and held.place not in with_it]
         return list(rows.values()), with_it
 
-    def serving(self, need: Need) -> list[Site]:
+    def serving(self, need: Need) -> list[Place]:
         """Places that do for a need, and on which something may begin."""
-        return [held.site for held in self.held if held.serves(need) and not held.site.lost and not held.site.leaving]
+        return [held.place for held in self.held if held.serves(need) and not held.place.lost and not held.place.leaving]
 
     def machines(self, need: Need) -> int:
         """How many machines that do for this need are up, or were asked for."""
         return self.coming.count(need) + len(self.serving(need))
 
-    def spare(self, needs: Mapping[Need, int], awaited: Collection[Site] = ()) -> list[tuple[Site, str]]:
+    def spare(self, needs: Mapping[Need, int], awaited: Collection[Place] = ()) -> list[tuple[Place, str]]:
         """Rented machines that are to be given back, and why: no step has such a need any more, or there was nothing to do for a while.
 
         `needs` are those of unfinished steps, with how many of these are QUEUED.  On those `awaited` an earlier worker's attempt may still run.
@@ -78,15 +78,15 @@ class Inventory:
         now, found = time.monotonic(), []
         for held in self.held:
             served = [count for need, count in needs.items() if held.serves(need)]
-            busy = held.site.capacity.busy or bool(served and held.site in awaited)
-            if held.site.leaving and not busy:
-                found.append((held.site, held.site.leaving))
+            busy = held.place.capacity.busy or bool(served and held.place in awaited)
+            if held.place.leaving and not busy:
+                found.append((held.place, held.place.leaving))
             elif busy or any(served):
                 held.idle_since = now
             elif not served:
-                found.append((held.site, "no unfinished step needs it"))
+                found.append((held.place, "no unfinished step needs it"))
             elif now - held.idle_since >= self._idle:
-                found.append((held.site, f"it had nothing to do for {self._idle:g} s"))
+                found.append((held.place, f"it had nothing to do for {self._idle:g} s"))
         return found
 
     @property
@@ -95,35 +95,35 @@ class Inventory:
         now = time.time()
         return any(now >= leave_at(row.asked, row.until) for held in self.held for row in held.leases)
 
-    def leaving(self) -> list[Site]:
+    def leaving(self) -> list[Place]:
         """Places that are about to be taken away, or whose time is over."""
         now = time.time()
         for held in self.held:
             spent = self._ends and any(now >= leave_at(row.asked, row.until) for row in held.leases)
-            if not held.site.leaving and (spent or now >= held.site.leave_at):
-                held.site.leaving = "its time is over"
-        return [held.site for held in self.held if held.site.leaving]
+            if not held.place.leaving and (spent or now >= held.place.leave_at):
+                held.place.leaving = "its time is over"
+        return [held.place for held in self.held if held.place.leaving]
 
-    def ending(self) -> list[Site]:
+    def ending(self) -> list[Place]:
         """One place of each lease that has begun to end since the last look."""
-        found = {row.key: held.site for held in self.held if held.site.leaving for row in held.leases if row.key not in self._succeeded}
+        found = {row.key: held.place for held in self.held if held.place.leaving for row in held.leases if row.key not in self._succeeded}
         self._succeeded |= found.keys()
         return list(found.values())
 
-    def succeeded(self, site: Site) -> bool:
+    def succeeded(self, place: Place) -> bool:
         """Whether another place was asked for in the place of this one, or it is not held any more."""
-        return not any(held.site is site and self._succeeded.isdisjoint(row.key for row in held.leases) for held in self.held)
+        return not any(held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases) for held in self.held)
 
-    def unused_leases(self) -> list[Site]:
+    def unused_leases(self) -> list[Place]:
         """One place of each lease that is about to end and on which nothing runs any more."""
-        found: dict[str, Site] = {}
-        busy = {row.key for held in self.held if held.site.capacity.busy or not held.site.leaving for row in held.leases}
+        found: dict[str, Place] = {}
+        busy = {row.key for held in self.held if held.place.capacity.busy or not held.place.leaving for row in held.leases}
         for held in self.held:
-            found |= {row.key: held.site for row in held.leases if row.key not in busy}
+            found |= {row.key: held.place for row in held.leases if row.key not in busy}
         return list(found.values())
 
 
-def named(sites: Collection[Site], names: Sequence[str]) -> list[Site]:
+def named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
     """The places with these names, by rank; empty where one of them is not there."""
-    known = {site.name: site for site in sites if not site.lost}
+    known = {place.name: place for place in places if not place.lost}
     return [known[name] for name in names] if known.keys() >= set(names) else []

@@ -11,7 +11,7 @@ from typing import Final
 from drivers.base import Accounted, DriverError, Host
 
 from ...errors import Busy
-from ..place.sites import Site
+from ..place.place import Place
 from .inventory import Inventory
 from .kept import KeptLeases
 from .leases import RENEW
@@ -41,9 +41,9 @@ class LeaseUpkeep:
         elif self._leases.driver.traits.billed:
             self._beside(self._accrue())
 
-    def watch(self, site: Site, host: Host) -> None:
+    def watch(self, place: Place, host: Host) -> None:
         """Notice when a place is about to be taken away."""
-        self._beside(self._watch(site, host))
+        self._beside(self._watch(place, host))
 
     async def aclose(self) -> None:
         for task in self._tasks:
@@ -66,16 +66,16 @@ class LeaseUpkeep:
     def _beside(self, work: Coroutine[object, object, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    async def _watch(self, site: Site, host: Host) -> None:
+    async def _watch(self, place: Place, host: Host) -> None:
         """Wait until a place is about to be taken away, or gone."""
-        while not site.lost and site in self._inventory.sites:
+        while not place.lost and place in self._inventory.places:
             try:
                 async for _ in host.call(self._leases.driver.traits.notice):
                     pass
             except DriverError:
                 await asyncio.sleep(NOTICED)
             else:
-                site.leaving = f"{self._name} takes it away"
+                place.leaving = f"{self._name} takes it away"
                 return
 
     async def _renew(self) -> None:

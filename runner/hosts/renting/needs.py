@@ -13,7 +13,7 @@ from ...errors import CannotRun
 from ...planning.step import StepSpec
 
 if TYPE_CHECKING:
-    from ..place.sites import Site
+    from ..place.place import Place
 
 AnyMarket: TypeAlias = Market | Literal["any"]
 MOST_TAKEN: Final = 3
@@ -43,17 +43,17 @@ class Spot:
         """On which the next machine is rented."""
         return self._market if self.taken < MOST_TAKEN else "on-demand"
 
-    def add(self, site: Site) -> None:
+    def add(self, place: Place) -> None:
         """Note a place that was rented on the spot market."""
-        self._names.add(site.name)
+        self._names.add(place.name)
 
-    def preemptible(self, place: Site) -> bool:
+    def preemptible(self, place: Place) -> bool:
         """Whether a place may be taken away before it is given back."""
-        return any(site.name in self._names for site in place.members)
+        return any(member.name in self._names for member in place.members)
 
-    def gone(self, sites: Iterable[Site]) -> bool:
+    def gone(self, places: Iterable[Place]) -> bool:
         """Note which of the places that are given back were taken away; whether any was."""
-        taken = sum(site.name in self._names and bool(site.lost or site.leaving) for site in sites)
+        taken = sum(place.name in self._names and bool(place.lost or place.leaving) for place in places)
         self.taken += taken
         return taken > 0
 

@@ -19,7 +19,7 @@ from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, nothing, words_of
 from . import neighbours
 from .download import Fetch, Taken
-from .manifests import name_of, place_of, stamp_of, untrusted
+from .manifests import name_of, path_of, stamp_of, untrusted
 from .upload import Sender
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class HostStore(Sender):
 
     def path(self, content: str) -> str:
         """Where an object is there, if it does."""
-        return f"{self.root}/{place_of(content)}"
+        return f"{self.root}/{path_of(content)}"
 
     async def pull(self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]) -> Content:
         """Let the host have an input from its bucket, as an object.  Answers its content, which is `known` where that is not empty.

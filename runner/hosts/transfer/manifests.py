@@ -17,7 +17,7 @@ def name_of(content: str) -> str:
     return content[2:] + SUFFIX[content[0]]
 
 
-def place_of(content: str) -> str:
+def path_of(content: str) -> str:
     """Where an object is, from the root."""
     return f"objects/{content[2:4]}/{name_of(content)}"
 

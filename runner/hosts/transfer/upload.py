@@ -23,7 +23,7 @@ from ...storage.content import files, tar
 from ...storage.content.files import Changed, Entry
 from ..link.read_range import part
 from ..link.wire import LANE, MOST, TRIES, CorruptReply, Gone, Meter, Wire, nothing, process, rest, started, words_of
-from .manifests import name_of, place_of
+from .manifests import name_of, path_of
 from .neighbours import Neighbour
 from .upload_base import Likeness
 from .upload_files import Arrivals, Cargo, grain_of
@@ -146,7 +146,7 @@ class Sender:
         if files.tree_id(manifest) != content:
             raise Changed(source)
         name = name_of(content)
-        folder = place_of(content) if here else f"partial/{self.wire.sender}/{name}"
+        folder = path_of(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
         cargo = Cargo(name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest)
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
@@ -157,7 +157,7 @@ class Sender:
     def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
         origins = {name_of(content): source for content, source in sources.items()}
         some = next(iter(sources))
-        folder = os.path.dirname(place_of(some)) if here else f"partial/{self.wire.sender}"
+        folder = os.path.dirname(path_of(some)) if here else f"partial/{self.wire.sender}"
         cargo = Cargo(name_of(some), folder, 0, lambda entry: origins[entry.path], content=some if here else "")
         for content, source in sources.items():
             try:

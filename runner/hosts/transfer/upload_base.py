@@ -12,7 +12,7 @@ from ...storage.content import files
 from ...storage.content.files import Entry
 from ..link.read_range import part
 from ..link.wire import LONGEST_ANSWER, Wire, words_of
-from .manifests import folders, place_of
+from .manifests import folders, path_of
 from .upload_files import Cargo, Older
 
 _MANIFESTS = 8
@@ -59,7 +59,7 @@ class Likeness:
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             alike = [path for path in superfluous if path in large]
             values = {entry.path: entry.value for entry in older}
-            cargo.older = {path: Older(f"{place_of(f't:{best[:64]}')}/{path}", values[path]) for path in alike}
+            cargo.older = {path: Older(f"{path_of(f't:{best[:64]}')}/{path}", values[path]) for path in alike}
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
         """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
@@ -82,7 +82,7 @@ class Likeness:
         if (known := self._manifests.get(content)) is None:
             known = self.recall(content)
             if known is None:
-                _, data = await self._wire.read("read", f"{place_of(content)}.json", 0, LONGEST_ANSWER)
+                _, data = await self._wire.read("read", f"{path_of(content)}.json", 0, LONGEST_ANSWER)
                 try:
                     known = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
                     known = known if files.tree_id(known) == content else ()

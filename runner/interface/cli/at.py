@@ -18,7 +18,7 @@ from ...paths import beside
 from ...planning.ids import stored
 from ...storage.records.runs import FINAL
 from ..handle.far import Server, is_server
-from ..handle.shells import Place, Run, runs_of
+from ..handle.shells import Run, Transport, runs_of
 from ..logs import for_stdout, head
 from ..tables import aligned
 from ..tail import named, shown, span
@@ -57,11 +57,11 @@ _ALWAYS: Final = frozenset({"to", "quiet", "verbose", "workspace", "help"})
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Do a verb at the server that `args.to` names.  Raises RecipeError."""
     refuse(args, parser)
-    place = Server(args.to)
+    transport = Server(args.to)
     try:
-        return _VERBS[args.verb](place, args)
+        return _VERBS[args.verb](transport, args)
     finally:
-        place.close()
+        transport.close()
 
 
 def chosen(args: argparse.Namespace) -> bool:
@@ -91,27 +91,27 @@ def refuse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         raise Invalid([Problem("only-here", f"{word} means nothing to a server", fix=fix) for word in words])
 
 
-def find(place: Place, word: str) -> Run:
+def find(transport: Transport, word: str) -> Run:
     """The run that a word names: its id, a part of it that no other recent one has, `last`, `last~1`.  Raises NotFound."""
     name, tilde, back = word.partition("~")
     if name == "last" and (not tilde or back.isdecimal()):
         number = int(back) if tilde else 0
-        rows = runs_of(place, {}, number + 1)
+        rows = runs_of(transport, {}, number + 1)
         if number >= len(rows):
-            raise NotFound(f"{word}: the oldest run at {place.name} is last~{len(rows) - 1}", fix="`recipe runs` lists them")
-        return Run(place, rows[number].id)
-    matching = [row.id for row in runs_of(place, {}, LISTED) if word and word in row.id]
+            raise NotFound(f"{word}: the oldest run at {transport.name} is last~{len(rows) - 1}", fix="`recipe runs` lists them")
+        return Run(transport, rows[number].id)
+    matching = [row.id for row in runs_of(transport, {}, LISTED) if word and word in row.id]
     if len(matching) > 1 and word not in matching:
         raise NotFound(f'"{word}" may be any of {len(matching)} runs: {", ".join(matching[:3])}, …', fix="give more of it")
-    run = Run(place, matching[0] if len(matching) == 1 else word)
+    run = Run(transport, matching[0] if len(matching) == 1 else word)
     try:
         run.status()
     except NotFound:
-        raise NotFound(f'there is no run "{word}" at {place.name}', fix="`recipe runs` lists them") from None
+        raise NotFound(f'there is no run "{word}" at {transport.name}', fix="`recipe runs` lists them") from None
     return run
 
 
-def _submit(place: Place, args: argparse.Namespace) -> int:
+def _submit(transport: Transport, args: argparse.Namespace) -> int:
     from ...execution.queue import Ticket
     from ...execution.terms import Settings
     from ...survey.survey import Request
@@ -129,17 +129,17 @@ def _submit(place: Place, args: argparse.Namespace) -> int:
     run.close()
     print(run.id)
     if not args.quiet:
-        print(f"recipe: run {run.id} is stored at {place.name}; `recipe logs -f {run.id} --to {place.name}` follows it", file=sys.stderr)
+        print(f"recipe: run {run.id} is stored at {transport.name}; `recipe logs -f {run.id} --to {transport.name}` follows it", file=sys.stderr)
     return 0
 
 
-def _runs(place: Place, args: argparse.Namespace) -> int:
+def _runs(transport: Transport, args: argparse.Namespace) -> int:
     query = {"recipe": args.recipe} if args.recipe is not None else {}
-    rows = [row for row in runs_of(place, query, LISTED if args.failed else args.last) if not args.failed or row.state == "FAILED"][: args.last]
+    rows = [row for row in runs_of(transport, query, LISTED if args.failed else args.last) if not args.failed or row.state == "FAILED"][: args.last]
     if args.json:
         print(json.dumps([_plain(row) for row in rows], indent=2))
     elif not rows:
-        print(f"there is no such run at {place.name}", file=sys.stderr)
+        print(f"there is no such run at {transport.name}", file=sys.stderr)
     else:
         table = [("RUN", "BEGAN", "STATE", "TIME", "RECIPE", "INPUTS", "USER")]
         table += [(row.id, _moment(row.created), row.word, _took(row), shown(row.recipe), shown(_given(row)), shown(row.user)) for row in rows]
@@ -147,8 +147,8 @@ def _runs(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(place: Place, args: argparse.Namespace) -> int:
-    return show(find(place, args.recipe or "last").status(), args)
+def _show(transport: Transport, args: argparse.Namespace) -> int:
+    return show(find(transport, args.recipe or "last").status(), args)
 
 
 def show(found: Status, args: argparse.Namespace) -> int:
@@ -180,9 +180,9 @@ def show(found: Status, args: argparse.Namespace) -> int:
     return 0
 
 
-def _status(place: Place, args: argparse.Namespace) -> int:
+def _status(transport: Transport, args: argparse.Namespace) -> int:
     """What is under way, and what waits."""
-    rows = [row for state in ("ACTIVE", "QUEUED", "PAUSED") for row in runs_of(place, {"state": state}, LISTED)]
+    rows = [row for state in ("ACTIVE", "QUEUED", "PAUSED") for row in runs_of(transport, {"state": state}, LISTED)]
     if args.json:
         print(json.dumps([_plain(row) for row in rows], indent=2))
     elif not args.quiet:
@@ -193,9 +193,9 @@ def _status(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-def _logs(place: Place, args: argparse.Namespace) -> int:
+def _logs(transport: Transport, args: argparse.Namespace) -> int:
     name, _, step = stored(args.run).partition("/")
-    run = find(place, name)
+    run = find(transport, name)
     writer, last = for_stdout(), ""
     for line in run.logs(follow=args.follow, step=step, attempt=args.attempt or 0):
         if not step and (now := head(line.step, line.attempt)) != last:
@@ -206,18 +206,18 @@ def _logs(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-def _diff(place: Place, args: argparse.Namespace) -> int:
+def _diff(transport: Transport, args: argparse.Namespace) -> int:
     from ..differences import Ran
     from .history import Compared, tell
 
-    second = find(place, args.b or "last").status()
-    if args.a is None or (args.b is None and find(place, args.a).id == second.id):
-        before = [row for row in runs_of(place, {"recipe": second.recipe}, LISTED) if row.id < second.id]
+    second = find(transport, args.b or "last").status()
+    if args.a is None or (args.b is None and find(transport, args.a).id == second.id):
+        before = [row for row in runs_of(transport, {"recipe": second.recipe}, LISTED) if row.id < second.id]
         if not before:
-            raise NotFound(f"{second.id} is the only run of {second.recipe} at {place.name}", fix="name two runs; `recipe runs` lists them")
-        first = Run(place, before[0].id).status()
+            raise NotFound(f"{second.id} is the only run of {second.recipe} at {transport.name}", fix="name two runs; `recipe runs` lists them")
+        first = Run(transport, before[0].id).status()
     else:
-        first = find(place, args.a).status()
+        first = find(transport, args.a).status()
 
     def ran(found: Status) -> dict[str, Ran]:
         outputs: dict[str, dict[str, str]] = {}
@@ -225,7 +225,7 @@ def _diff(place: Place, args: argparse.Namespace) -> int:
             step, _, output = each.name.rpartition(".")
             outputs.setdefault(step, {})[output] = each.content
         metrics: dict[str, dict[str, Any]] = {}
-        for point in Run(place, found.id).metrics():
+        for point in Run(transport, found.id).metrics():
             metrics.setdefault(point.step, {}).update(point.values)
         return {each.id: Ran(each.state, None, outputs.get(each.id), metrics.get(each.id, {})) for each in found.steps}
 
@@ -239,8 +239,8 @@ def _diff(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-def _control(place: Place, args: argparse.Namespace) -> int:
-    run = find(place, args.run)
+def _control(transport: Transport, args: argparse.Namespace) -> int:
+    run = find(transport, args.run)
     if args.verb == "retry":
         print(run.retry(args.begin).id)
         return 0
@@ -257,15 +257,15 @@ def _control(place: Place, args: argparse.Namespace) -> int:
     now = run.status()
     while args.verb != "resume" and not now.over and now.state != "PAUSED":
         if time.monotonic() > deadline:
-            raise Busy(f"run {run.id} was asked, and is not stopped yet", fix=f"`recipe logs {run.id} -f --to {place.name}` shows what it does")
+            raise Busy(f"run {run.id} was asked, and is not stopped yet", fix=f"`recipe logs {run.id} -f --to {transport.name}` shows what it does")
         time.sleep(LOOK)
         now = run.status()
     print(f"run {run.id} is {now.state}")
     return 0 if args.verb == "resume" or now.state == ENDS[args.verb] else 1
 
 
-def _fetch(place: Place, args: argparse.Namespace) -> int:
-    run = find(place, args.run)
+def _fetch(transport: Transport, args: argparse.Namespace) -> int:
+    run = find(transport, args.run)
     now = run.status()
     folder = Path(args.location.typed(str(args.out))) if args.out is not None else Path("out") / now.recipe / run.id
     folder = args.workspace / folder
@@ -273,7 +273,7 @@ def _fetch(place: Place, args: argparse.Namespace) -> int:
     names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
     if args.json:
         files = [{"name": names[path], "path": beside(str(path)), "bytes": path.stat().st_size} for path in paths]
-        print(json.dumps({"run": run.id, "server": place.name, "state": now.state, "files": files}, indent=2))
+        print(json.dumps({"run": run.id, "server": transport.name, "state": now.state, "files": files}, indent=2))
     elif not args.quiet:
         for path in paths:
             print(shown(f"{names[path]}  {beside(str(path))}  {about(path.stat().st_size)}"))
@@ -282,7 +282,7 @@ def _fetch(place: Place, args: argparse.Namespace) -> int:
     return 0
 
 
-_VERBS: Final[Mapping[str, Callable[[Place, argparse.Namespace], int]]] = {
+_VERBS: Final[Mapping[str, Callable[[Transport, argparse.Namespace], int]]] = {
     "submit": _submit, "runs": _runs, "show": _show, "status": _status, "logs": _logs, "diff": _diff, "cancel": _control, "pause": _control,
     "resume": _control, "retry": _control, "fetch": _fetch,
 }  # fmt: skip

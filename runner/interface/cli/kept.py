@@ -163,7 +163,7 @@ def place(ws: Workspace, found: Survey, n: int, output: str) -> str:
     content = made.outputs.get(output) if made is not None else None
     if content is None:
         raise CannotRun(f"{node.id} has not made {output} under these inputs", fix=f"recipe run --until {readable(node.id)}")
-    for each in found.places.get(n, ()):
+    for each in found.targets.get(n, ()):
         if each.output == output and found.facts.there.get(each.path) == content:
             return beside(os.path.join(ws.root, each.path))
     if ws.objects.has(Content(content)):

@@ -51,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid([Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")])
     with opened(args.workspace) as ws:
         row = find_run(ws.store, word)
-        return asyncio.run(_entered(ws, row, _site(ws, row, step), args))
+        return asyncio.run(_entered(ws, row, _place(ws, row, step), args))
 
 
-async def _entered(ws: Workspace, row: RunRow, site: str, args: argparse.Namespace) -> int:
+async def _entered(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = placed(ws, settings_of_run(row))
-    lease = _lease(ws, row.id, settings.driver, site)
+    lease = _lease(ws, row.id, settings.driver, place)
     driver = driver_of(settings.driver, ws.config.driver(settings.driver), settings.hosts, str(ws.home))
     try:
         found = await driver.hosts(lease_of(lease))
-        return enter(site, found[0] if found else None, args.forwards, args.command)
+        return enter(place, found[0] if found else None, args.forwards, args.command)
     except DriverError as error:
         raise Infrastructure(str(error), fix=f"`recipe status` says how run {row.id} stands") from error
     finally:
@@ -68,18 +68,18 @@ async def _entered(ws: Workspace, row: RunRow, site: str, args: argparse.Namespa
             await driver.aclose()
 
 
-def enter(site: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
+def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
     """A shell on a host, its ports here, or what a command there answers; the exit code of the client.  Raises CannotRun."""
     if host is None:
-        raise Infrastructure(f"{site} is not up", fix="wait until it is; `recipe stack status` and `recipe status` say so")
+        raise Infrastructure(f"{place} is not up", fix="wait until it is; `recipe stack status` and `recipe status` say so")
     if not isinstance(host, Entered):
-        raise CannotRun(f"{site} is a folder of this machine, and has no login of its own", fix=f"cd {host.root}")
+        raise CannotRun(f"{place} is a folder of this machine, and has no login of its own", fix=f"cd {host.root}")
     ports = [word for each in forwards for word in ("-L", f"{each}:localhost:{each}" if each.isdecimal() else each)]
     with tempfile.TemporaryDirectory(prefix="recipe-ssh-") as folder:
         way = [*host.way(folder)]
         words = [way[0], *ports, *(["-N"] if ports and not command else []), *(["-t"] if not command and sys.stdin.isatty() else []), *way[1:]]
         if ports and not command:
-            print(f"recipe: {', '.join(forwards)} of {site} is here until Ctrl-C", file=sys.stderr, flush=True)
+            print(f"recipe: {', '.join(forwards)} of {place} is here until Ctrl-C", file=sys.stderr, flush=True)
         return _called([*words, *command])
 
 
@@ -98,7 +98,7 @@ def _called(words: Sequence[str]) -> int:
             signal.signal(each, handler)
 
 
-def _site(ws: Workspace, row: RunRow, word: str) -> str:
+def _place(ws: Workspace, row: RunRow, word: str) -> str:
     """Where a step of a run runs now.  Raises NotFound, and CannotRun for one that does not run, or runs here."""
     steps = [step for step in ws.store.runs.steps(row.id).values() if word in names(step.step)]
     if not steps:
@@ -112,11 +112,11 @@ def _site(ws: Workspace, row: RunRow, word: str) -> str:
     return str(begun[-1].data["site"]).partition("\n")[0]
 
 
-def _lease(ws: Workspace, run: str, driver: str, site: str) -> LeaseRow:
+def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
     """The lease of a place.  Raises CannotRun when it is gone."""
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):
-                if row.state == "UP" and site in (f"{driver} {row.lease.get('id')}", f"{driver} {row.offer.get('id')}"):
+                if row.state == "UP" and place in (f"{driver} {row.lease.get('id')}", f"{driver} {row.offer.get('id')}"):
                     return row
-    raise CannotRun(f"this machine has no lease of {site}", fix="ask where the run was started")
+    raise CannotRun(f"this machine has no lease of {place}", fix="ask where the run was started")

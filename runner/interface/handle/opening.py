@@ -19,7 +19,7 @@ from ...survey.survey import Request
 from . import core
 from .far import AsyncServer, Server, is_server
 from .here import AsyncHere, Here
-from .shells import AsyncRun, Place, Run, given, given_async
+from .shells import AsyncRun, Run, Transport, given, given_async
 
 
 class How(TypedDict, total=False):
@@ -55,7 +55,7 @@ class New(NamedTuple):
     webhooks: Sequence[Mapping[str, object]] = ()
 
 
-def opened(to: str | None, root: Path) -> Place:
+def opened(to: str | None, root: Path) -> Transport:
     """What keeps runs at an address.  Raises RecipeError."""
     return Server(to) if to is not None and is_server(to) else Here(_workspace(to, root))
 
@@ -115,8 +115,8 @@ async def submitted_async(new: New, to: str | None, root: Path) -> AsyncRun:
     from asyncio import to_thread
 
     run = await to_thread(_stored, new, to, root)
-    assert isinstance(run.place, Here)
-    return AsyncRun(AsyncHere(run.place), run.id)
+    assert isinstance(run.transport, Here)
+    return AsyncRun(AsyncHere(run.transport), run.id)
 
 
 def _stored(new: New, to: str | None, root: Path) -> Run:

@@ -16,7 +16,7 @@ from .core import Ask, AsyncPieces, Clock, Give, Heard, Lost, More, Nap, Pieces,
 from .files import Download
 
 
-class Place(Protocol):
+class Transport(Protocol):
     """Where runs are kept, and asked for.  `name` is its address; empty for a workspace of this machine.
 
     `send` answers the head of what came, and its body in pieces, which raise Lost where they break off.  It raises Lost, RecipeError.
@@ -28,7 +28,7 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-class AsyncPlace(Protocol):
+class AsyncTransport(Protocol):
     """The same by `await`."""
 
     name: str
@@ -42,7 +42,7 @@ def clock(timeout: float | None) -> Clock:
     return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
-def given(place: Place, talk: Talk) -> Iterator[Any]:
+def given(transport: Transport, talk: Talk) -> Iterator[Any]:
     """What a conversation gives, carried out at once."""
     heard: Heard = None
     pieces: Pieces | None = None
@@ -64,7 +64,7 @@ def given(place: Place, talk: Talk) -> Iterator[Any]:
                     case Ask():
                         if pieces is not None:
                             pieces.close()
-                        heard, pieces = place.send(step)
+                        heard, pieces = transport.send(step)
                         if not step.streams or heard.status >= 400:
                             heard = heard._replace(body=b"".join(pieces))
             except Lost as error:
@@ -74,7 +74,7 @@ def given(place: Place, talk: Talk) -> Iterator[Any]:
             pieces.close()
 
 
-async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None]:
+async def given_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
     """The same by `await`."""
     from asyncio import sleep
 
@@ -98,7 +98,7 @@ async def given_async(place: AsyncPlace, talk: Talk) -> AsyncGenerator[Any, None
                     case Ask():
                         if pieces is not None:
                             await pieces.aclose()
-                        heard, pieces = await place.send(step)
+                        heard, pieces = await transport.send(step)
                         if not step.streams or heard.status >= 400:
                             heard = heard._replace(body=b"".join([piece async for piece in pieces]))
             except Lost as error:
@@ -114,11 +114,11 @@ class Run:
     Methods raise the errors of `runner.errors`.  Where the network is lost, `wait` and what follows a run try again until it is there.
     """
 
-    def __init__(self, place: Place, id: str) -> None:
-        self.place, self.id = place, id
+    def __init__(self, transport: Transport, id: str) -> None:
+        self.transport, self.id = transport, id
 
     def _one(self, talk: Talk) -> Any:
-        return next(given(self.place, talk))
+        return next(given(self.transport, talk))
 
     def status(self) -> Status:
         """How the run stands now."""
@@ -132,15 +132,15 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given(self.place, core.events(self.id, after, follow))
+        return given(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given(self.place, core.lines(self.id, step, attempt, follow))
+        return given(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return list(given(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of})))
+        return list(given(self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of})))
 
     def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -149,7 +149,7 @@ class Run:
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            for item in given(self.place, core.download(self.id, names)):
+            for item in given(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
@@ -167,11 +167,11 @@ class Run:
 
     def retry(self, begin: str | None = None) -> Run:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return Run(self.place, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
+        return Run(self.transport, self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
-        self.place.close()
+        self.transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +180,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}{f' at {self.place.name}' if self.place.name else ''}>"
+        return f"<Run {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
 
     def _repr_html_(self) -> str:
         from .notebook import html
@@ -191,11 +191,11 @@ class Run:
 class AsyncRun:
     """The same by `await`; `events` and `logs` are read by `async for`."""
 
-    def __init__(self, place: AsyncPlace, id: str) -> None:
-        self.place, self.id = place, id
+    def __init__(self, transport: AsyncTransport, id: str) -> None:
+        self.transport, self.id = transport, id
 
     async def _one(self, talk: Talk) -> Any:
-        async with aclosing(given_async(self.place, talk)) as items:
+        async with aclosing(given_async(self.transport, talk)) as items:
             return await anext(items)
 
     async def status(self) -> Status:
@@ -210,15 +210,15 @@ class AsyncRun:
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
         """What happened, in order, behind the event with the number `after`; with `follow` also what will, until the run is over."""
-        return given_async(self.place, core.events(self.id, after, follow))
+        return given_async(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
         """The lines that the steps printed, one step after another; with `follow` also those that come, until the run is over."""
-        return given_async(self.place, core.lines(self.id, step, attempt, follow))
+        return given_async(self.transport, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: str = "step") -> list[Point]:
         """What the steps reported so far; with `of="machine"` what their machines had to do."""
-        return [point async for point in given_async(self.place, core.points(self.id, {"step": step, "attempt": attempt, "of": of}))]
+        return [point async for point in given_async(self.transport, core.points(self.id, {"step": step, "attempt": attempt, "of": of}))]
 
     async def outputs(self) -> list[OutputFile]:
         """What the steps made so far, by STEP.OUTPUT; of a run of another machine its results, when it is COMPLETED."""
@@ -227,7 +227,7 @@ class AsyncRun:
     async def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
         """Put the outputs, or those of these names, into a folder; answers where each file is.  What is there and is another file is an error."""
         with Download(folder, overwrite) as files:
-            async for item in given_async(self.place, core.download(self.id, names)):
+            async for item in given_async(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
@@ -245,11 +245,11 @@ class AsyncRun:
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
         """Run what an ended run was asked for once more, as a new run; from the step `begin` on, whatever is remembered."""
-        return AsyncRun(self.place, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
+        return AsyncRun(self.transport, await self._one(core.control(self.id, "retry", {} if begin is None else {"from": begin})))
 
     async def close(self) -> None:
         """Let go of the connection, or of the workspace.  The run goes on."""
-        await self.place.close()
+        await self.transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -258,9 +258,9 @@ class AsyncRun:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncRun {self.id}{f' at {self.place.name}' if self.place.name else ''}>"
+        return f"<AsyncRun {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
 
 
-def runs_of(place: Place, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
-    """Runs that a place has, the newest first."""
-    return list(given(place, core.runs(query, limit)))
+def runs_of(transport: Transport, query: Mapping[str, str | int], limit: int) -> Sequence[Status]:
+    """The runs that are kept there, the newest first."""
+    return list(given(transport, core.runs(query, limit)))

@@ -314,7 +314,7 @@ class Runs(Protocol):
         """By run and step, the host on which the step was begun last; a step that ran on this machine has none."""
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
         begun = {(run, id): data for run, id, data in self.all(f"{query} ORDER BY run, seq", {"runs": list(runs)})}
-        return {place: str(site) for place, data in begun.items() if '"site"' in data and (site := mapping(data).get("site"))}
+        return {step: str(place) for step, data in begun.items() if '"site"' in data and (place := mapping(data).get("site"))}
 
     def live(self, run: str) -> bool:
         """Whether a worker of this machine is alive and has claimed the run."""

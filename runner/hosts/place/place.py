@@ -1,7 +1,7 @@
 """Where attempts run: hosts, what they have room for, and how an attempt runs there.
 
-`Site.carry` is the one way to run an attempt: make it ready, start it, wait, take what it made.  A place that shares our disk runs it where it is;
-one with a disk of its own is an `Away`.
+`Place.carry` is the one way to run an attempt: make it ready, start it, wait, take what it made.  A place that shares our disk runs it where it is;
+one with a disk of its own is a `RemotePlace`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Shell(NamedTuple):
     version: str = ""
 
 
-class Site:
+class Place:
     """A host that sees our disk: attempts run where they are made."""
 
     def __init__(
@@ -89,12 +89,12 @@ class Site:
         """The time that it has for that, before it is killed: what it saved is to come home, too."""
 
     @property
-    def members(self) -> Sequence[Site]:
+    def members(self) -> Sequence[Place]:
         """The hosts that a step here has, one for each node."""
         return (self,)
 
     @property
-    def gone(self) -> Mapping[Site, str]:
+    def gone(self) -> Mapping[Place, str]:
         """Those of them that are known to be lost, and why; of one host its own steps tell."""
         return {}
 
@@ -138,7 +138,7 @@ class Site:
     def give_states(self, attempt: Attempt, states: Sequence[StateFolder]) -> None:
         """Let an attempt that is being made find its states."""
         for state in states:
-            os.symlink(state.here.resolve(), attempt.place(state.path))
+            os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
     def mounts(self, attempt: Attempt, command: Command, states: Sequence[StateFolder]) -> Sequence[Mount]:
         """What a container there has to see: the attempt, and all that it leads to."""

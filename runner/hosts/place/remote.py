@@ -23,7 +23,7 @@ from .collecting import Collector
 from .folder import RemoteFolder
 from .following import Follower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
-from .sites import Shell, Site
+from .place import Place, Shell
 from .staging import Attempt
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Away(Site):
+class RemotePlace(Place):
     """A host with a disk of its own."""
 
     def __init__(
