@@ -37,7 +37,8 @@ class Installation:
                 new.unlink()
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
         except (OSError, ValueError) as error:
-            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}") from error
+            way = "remove it if no machine is rented" if isinstance(error, ValueError) else "let XDG_CONFIG_HOME name a folder that can be written"
+            raise Denied(f"the secret of this installation, {file}, cannot be used: {error}; {way}") from error
 
     def called(self, name: str) -> Self:
         """The installation of this name, as far as its marks go: its secret is not known here."""

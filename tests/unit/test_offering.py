@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivers.base import Need, Offer, Rejected, Resources, Wish
+from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, excluded, public
 from drivers.machine import Facts, cuda, less
 from runner.hosts.renting.offering import UNSAID, Shelf, cheapest, to_confirm
@@ -139,3 +139,15 @@ def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(tm
     assert public(one.login("k")) == public(again.login("k")) != public(again.login("l")) and public(one.login("k")) != public(one.host_key("k"))
     assert one.mark("3fa85f645717b3fc") == f"recipe-{one.name}-3fa85f645717b3fc" and len(one.name) == 8
     assert one.key(one.mark("k")) == "k" and one.key(other.mark("k")) is None and one.key("theirs") is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "secret", "way"), [("file", "", "let XDG_CONFIG_HOME name a folder"), ("", "not a secret", "remove it if no machine is rented")]
+)
+def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(tmp_path: Path, folder: str, secret: str, way: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / folder / "installation"
+    if secret:
+        path.write_text(secret)
+    with pytest.raises(Denied, match=way):
+        Installation.of(str(path))
