@@ -248,14 +248,14 @@ def remove(request: Request, paths: Sequence[str]) -> None:
 def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     """Files and links below a folder: path, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk, free and all."""
     found = []
-    if os.path.isdir(path):
-        for name, kind in trees.below(path):
-            if kind in "fxl":
-                try:
-                    seen = os.lstat(f"{path}/{name}")
-                except FileNotFoundError:
-                    continue  # its trainer is at work
-                found.append((name, seen.st_size, seen.st_mtime_ns, kind == "l"))
+    for name, seen in trees.seen(path) if os.path.isdir(path) else ():
+        if isinstance(seen, FileNotFoundError):
+            continue  # its trainer is at work
+        if isinstance(seen, OSError):
+            raise seen
+        kind = trees.kind_of(seen.st_mode)
+        if kind in "fxl":
+            found.append((name, seen.st_size, seen.st_mtime_ns, kind == "l"))
     folder = path
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder) or "/"

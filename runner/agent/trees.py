@@ -35,15 +35,32 @@ def kind_of(mode: int) -> str:
 
 def below(top: str) -> Iterator[tuple[str, str]]:
     """Path and kind of everything in a folder, which comes before what is in it.  Raises OSError."""
+    for path, found in seen(top):
+        if isinstance(found, OSError):
+            raise found
+        yield path, kind_of(found.st_mode)
+
+
+def seen(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
+    """The same with all that is known of each, or why it is not: what was deleted meanwhile, say."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        with os.scandir(f"{top}/{folder}") as items:
+        try:
+            items = os.scandir(f"{top}/{folder}")
+        except OSError as error:
+            yield folder, error
+            continue
+        with items:
             for item in items:
                 path = f"{folder}/{item.name}" if folder else item.name
-                kind = kind_of(item.stat(follow_symlinks=False).st_mode)
-                yield path, kind
-                if kind == "d":
+                try:
+                    found = item.stat(follow_symlinks=False)
+                except OSError as error:
+                    yield path, error
+                    continue
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
                     waiting.append(path)
 
 

@@ -1,0 +1,66 @@
+"""What the agent sees of a folder that somebody else writes to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.agent import attempts, trees
+from runner.agent.request import Request
+
+
+@pytest.fixture
+def request_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    monkeypatch.chdir(tmp_path)
+    return Request(str(tmp_path), "boot")
+
+
+@pytest.mark.parametrize("gone", ["state/checkpoint-1", "state/checkpoint-1/weights", "state"])
+def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(request_there: Request, monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
+    for name in ("checkpoint-1", "checkpoint-2"):
+        os.makedirs(f"state/{name}")
+        Path(f"state/{name}/weights").write_text("four")
+    Path("state/note").write_text("x")
+    scan = os.scandir
+
+    def scanned(path: str) -> Any:
+        """A folder that goes does so before it is listed; a file after its folder was listed."""
+        if os.path.normpath(path) == gone:
+            os.rename(gone, "elsewhere")
+        with scan(path) as items:
+            listed = _Listed(items)
+        if os.path.isfile(gone) and os.path.normpath(path) == os.path.dirname(gone):
+            os.unlink(gone)
+        return listed
+
+    monkeypatch.setattr(trees.os, "scandir", scanned)
+    found, free, total = attempts.look(request_there, "state")
+    left = {"note": 1, "checkpoint-2/weights": 4}
+    assert {name: size for name, size, _, _ in found} == ({} if gone == "state" else left)
+    assert 0 < free <= total
+
+
+def test_a_tree_that_is_to_be_hashed_whole_may_not_change_meanwhile(request_there: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs("tree/a")
+    scan = os.scandir
+
+    def vanishing(path: str) -> Any:
+        if os.path.normpath(path) == "tree/a":
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(trees.os, "scandir", vanishing)
+    with pytest.raises(FileNotFoundError):
+        trees.rows("tree")
+
+
+class _Listed(list[Any]):
+    """What `os.scandir` answers."""
+
+    def __enter__(self) -> _Listed:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
