@@ -103,6 +103,24 @@ def test_a_run_of_a_plan_that_is_kept_imports_no_graphs(space: Path) -> None:
     assert "asyncio" in found and "networkx" not in found
 
 
+def test_a_recipe_is_held_against_the_schema_once_and_again_when_it_was_edited(space: Path) -> None:
+    recipe = space / "checked.yaml"
+    recipe.write_text(RECIPE.replace("two@1", "checked@1"))
+    assert "jsonschema" in imported(space, "run", "checked")
+    found = imported(space, "run", "checked", "word=other")
+    assert "asyncio" in found and not found & {"jsonschema", "referencing", "runner.advice.estimates"}
+    recipe.write_text(recipe.read_text() + "outptus: {}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from runner.interface.cli.main import main; sys.exit(main(['run', 'checked', 'word=third']))"],
+        cwd=space,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3 and "outptus" in done.stderr
+
+
 def test_completing_an_input_imports_only_what_reads_its_recipe(space: Path) -> None:
     assert imported(space, "__complete", "run", "./two.yaml", "wo") & (HEAVY - {"yaml"}) == set()
 

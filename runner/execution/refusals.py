@@ -118,6 +118,8 @@ def needed(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
 
 def takes(ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]) -> dict[Need, Takes]:
     """What the steps of each need take together, by estimates and earlier runs: all is unknown where that of one step is."""
+    if not by_need:
+        return {}
     from ..advice import estimates
     from ..hosts.renting.needs import Takes
 

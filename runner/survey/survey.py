@@ -179,6 +179,8 @@ def _compiled(ws: Workspace, source: Path, request: Request, known: Mapping[str,
         secrets = sorted((spec.env, spec.required) for spec in recipe.inputs.values() if spec.type == "secret" and spec.env)
         note = json.dumps({"recipe": plan.recipe, "sources": sources, "globs": globs.looked, "left": sorted(globs.left), "secrets": secrets})
         ws.write(kept, *(part.encode() for part in (note, "\n", *plan.dump())))
+        if not (sound := _sound(ws, of_bytes(text))).exists():
+            ws.write(sound)
     return plan
 
 
@@ -228,17 +230,28 @@ def _text(source: Path) -> bytes:
         raise NotFound(f"{source} cannot be read: {error.strerror}") from error
 
 
+def _sound(ws: Workspace, text: Digest) -> Path:
+    """A file that is there if the schema has found nothing in the recipe of this text: looking takes longer than all other reading."""
+    from ..language.library import schema_text
+
+    return ws.home / "plans" / f"{of_value('sound', [VERSION, schema_text(), text])}.sound"
+
+
+def _parsed(ws: Workspace, text: bytes, name: str) -> Recipe:
+    return _parsed_once(text, name, _sound(ws, of_bytes(text)).exists())
+
+
 @lru_cache(maxsize=1)  # a first run reads its recipe before there is a workspace, and then compiles it
-def _parsed(text: bytes, name: str) -> Recipe:
+def _parsed_once(text: bytes, name: str, sound: bool) -> Recipe:
     from ..language import document, parse
 
-    return parse.recipe(document.parse(text, name))
+    return parse.recipe(document.parse(text, name), sound=sound)
 
 
 def _read(
     ws: Workspace, source: Path, text: bytes, request: Request, used: dict[str, Recipe], sources: dict[str, Digest]
 ) -> tuple[Recipe, dict[str, Tree]]:
-    recipe = _parsed(text, str(source))
+    recipe = _parsed(ws, text, str(source))
     if is_path(request.recipe):
         recipe = placed(recipe, source, ws.root)
     load_used(ws.root, recipe, used, sources)
