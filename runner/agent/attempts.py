@@ -245,6 +245,15 @@ def remove(request: Request, paths: Sequence[str]) -> None:
             trees.remove(each)
 
 
+def clear(request: Request, paths: Sequence[str], unused: int, every: int) -> int:
+    """Delete what attempts leave, and sweep (see `objects.sweep`): how many objects and states went."""
+    remove(request, paths)
+    try:
+        return objects.sweep(request, unused, every)
+    except OSError:
+        return 0  # the next one does it
+
+
 def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     """Files and links below a folder: path, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk, free and all."""
     found = []

@@ -20,9 +20,10 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     each.__name__: each
     for each in (
         *(objects.adopt, objects.alike, objects.base, objects.batch, objects.begin, objects.chunks, objects.delete, objects.free, objects.have),
-        *(objects.listing, objects.place_files, objects.place_tree, objects.retract, objects.seals, objects.survey, objects.sweep, objects.write),
-        *(attempts.keep, attempts.look, attempts.matching, attempts.note, attempts.read, attempts.release, attempts.remains, attempts.remove),
-        *(attempts.send, attempts.stage, attempts.take, neighbours.draw, neighbours.meet, neighbours.same, pulling.pull, pulling.settle),
+        *(objects.listing, objects.place_files, objects.place_tree, objects.retract, objects.seals, objects.survey, objects.write),
+        *(attempts.clear, attempts.keep, attempts.look, attempts.matching, attempts.note, attempts.read, attempts.release, attempts.remains),
+        *(attempts.remove, attempts.send, attempts.stage, attempts.take),
+        *(neighbours.draw, neighbours.meet, neighbours.same, pulling.pull, pulling.settle),
     )
 }
 FOLDERS = ("attempts", "objects", "partial", "pieces", "seals", "states", "used")

@@ -372,8 +372,11 @@ def sweep(request: Request, unused: int, every: int) -> int:
     attempts = os.listdir("attempts")
     for name in attempts:
         if name.endswith(".in"):
-            with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
-                needed |= {os.path.basename(path) for path in file.read().split("\0")}
+            try:
+                with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
+                    needed |= {os.path.basename(path) for path in file.read().split("\0")}
+            except FileNotFoundError:
+                continue  # it is over now
     for name in os.listdir("used"):
         if name not in needed and _age(f"used/{name}") > unused:
             for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):

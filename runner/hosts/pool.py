@@ -44,7 +44,6 @@ from .connect import Connector, Reached, measure
 from .head import Heading
 from .link.client import Client
 from .place.place import Place
-from .place.remote import RemotePlace
 from .renting.budget import TERM
 from .renting.inventory import IDLE, Inventory, named
 from .renting.kept import KeptLeases
@@ -58,8 +57,6 @@ BOOTS = 3
 """Machines that are rented for one need and do not come up as they were sold, before the need is given up."""
 OPENS = 60.0
 """Seconds for which a run waits for a host that costs nothing to be open, while there are others."""
-SWEEP = timedelta(days=1)
-"""Between two looks at what a host keeps that was not used for a long time."""
 
 _log = Log("hosts")
 
@@ -365,7 +362,9 @@ class HostPool:
         """Give everything back.  `leave`: jobs go on without us, so what they would die with is kept for who resumes the run."""
         if self.leases is not None:
             await self._upkeep.aclose()
-        await asyncio.gather(*(_left(place, sweep=not self.priced) for place in [*self._opened, *self.head.places, *self.inventory.places]))
+        leaving = asyncio.gather(*(place.aclose() for place in [*self._opened, *self.head.places, *self.inventory.places]))
+        if self.leases is None or self.priced or self.leases.driver.traits.allocates:
+            await leaving  # where all ends with its lease, nothing may be on its way any more
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
@@ -376,6 +375,7 @@ class HostPool:
                             self.leases.hand_over(row)
                 for row, why in await self.leases.close():
                     self.say(f"the lease {row.key} of {self.name} could not be given back: {why}; `recipe reap` asks again{self._upkeep.console}")
+            await leaving
             with contextlib.suppress(DriverError, Busy):  # what was accrued stands
                 await self.leases.charges()
             if isinstance(self.leases.driver, Closing):
@@ -526,14 +526,6 @@ def _noted_in(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     with Ledger.open(other, read_only=True) as noted:
         there = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
     return other if there else usual
-
-
-async def _left(place: Place, *, sweep: bool) -> None:
-    """Let go of a place."""
-    if sweep and isinstance(place, RemotePlace) and not place.lost:
-        with contextlib.suppress(DriverError, Infrastructure):  # the next run does it
-            await place.host_store.sweep(every=SWEEP)
-    await place.aclose()
 
 
 def _by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:

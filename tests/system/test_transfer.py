@@ -583,7 +583,7 @@ def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> N
         (ours,) = [path for path in programs.iterdir() if len(path.name) == 64]
         (programs / ("a" * 64)).mkdir()
         os.utime(programs / ("a" * 64), (0, 0))
-        assert await town.host_store.sweep(unused=timedelta(days=1)) == 2
+        assert await town.host_store.clear((), unused=timedelta(days=1), every=timedelta(0)) == 2
         for content, there in ((used, True), (forgotten, False), (tree, False), (young, True)):
             assert Path(town.host_store.path(content)).exists() is there  # noqa: ASYNC240
         assert [path for path in programs.iterdir() if len(path.name) == 64] == [ours], "the program of a version that nobody uses is deleted, too"
@@ -601,11 +601,11 @@ def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt
             if path.name != "w":
                 os.utime(path, (0, 0))
         attempt = await town.attempt(Parcel({"x": (b"x", False)}))
-        assert await town.host_store.sweep() == 0
-        await town.host_store.remove([str(attempt)])
-        assert await town.host_store.sweep(every=timedelta(days=1)) == 0  # the last one was just now
+        assert await town.host_store.clear((), every=timedelta(0)) == 0
+        assert await town.host_store.clear([str(attempt)]) == 0  # the last one was just now
+        assert not attempt.exists()
         os.utime(root / "swept", (0, 0))
-        assert await town.host_store.sweep(every=timedelta(days=1)) == 1
+        assert await town.host_store.clear(()) == 1
         assert [path.name for path in (root / "states").iterdir()] == ["young"]
 
     go(check)

@@ -111,6 +111,25 @@ def test_the_intent_is_in_the_ledger_before_the_provider_hears_of_it(tmp_path: P
     on(tmp_path, act)
 
 
+def test_a_machine_that_takes_long_to_end_keeps_no_other_of_its_run(tmp_path: Path) -> None:
+    async def act(leases: Leases) -> None:
+        for _ in range(3):
+            assert await rented(leases) is not None
+        release, asked, all_are = leases.driver.release, list[str](), asyncio.Event()
+
+        async def slowly(lease: Lease) -> bool:
+            asked.append(lease.key)
+            if len(asked) == 3:
+                all_are.set()
+            await asyncio.wait_for(all_are.wait(), 20)
+            return await release(lease)
+
+        leases.driver.release = slowly  # type: ignore[method-assign]
+        assert await leases.close() == [] and states(leases) == ["GONE"] * 3 and alive(tmp_path) == 0
+
+    on(tmp_path, act)
+
+
 @pytest.mark.parametrize("fault", ["unsure", "garbled"])
 def test_an_order_whose_reply_is_lost_or_unreadable_is_found_in_a_listing_and_not_made_again(tmp_path: Path, fault: str) -> None:
     async def act(leases: Leases) -> None:

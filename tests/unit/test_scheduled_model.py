@@ -323,7 +323,6 @@ class ScheduledRuns(Schedule):
             patched.setattr(pools, "measure", _nothing)
             patched.setattr(pools, "KeptLeases", partial(_told, self.heard))
             patched.setattr(pools.Ledger, "open", lambda *_: Shared(self.ledger))
-            patched.setattr(pools, "_left", lambda place, *, sweep: place.aclose())
             patched.setattr(renting, "log_remote", lambda *_: None)
             await super().all()
 

@@ -125,7 +125,7 @@ class RemoteFolder(Folder):
             spent, self._spent = self._spent, []
             if spent:
                 with contextlib.suppress(DriverError):  # a host that cannot be reached keeps it until it is swept
-                    await self._host_store.remove(spent)
+                    await self._host_store.clear(spent)
 
     async def noted(self, path: str) -> bool:
         return bool(await self._contact.insist(lambda: self._host_store.read(f"{self.root}/{path}", limit=16)))

@@ -358,15 +358,17 @@ class Leases:
 
     async def close(self, keys: Collection[str] | None = None, reason: str = "the run is over") -> list[tuple[LeaseRow, str]]:
         """Give back what this process still holds of the run, or those of its `keys`.  Answers what could not be given back, and why."""
-        left = []
-        for row in self.ledger.of_run(self.run):
-            if row.state != "GONE" and row.holder == self.holder and (keys is None or row.key in keys):
-                try:
-                    if not await self.release(row, reason):
-                        left.append((row, "it is there still"))
-                except DriverError as error:
-                    left.append((row, str(error)))
-        return left
+
+        async def kept(row: LeaseRow) -> str:
+            try:
+                return "" if await self.release(row, reason) else "it is there still"
+            except DriverError as error:
+                return str(error)
+
+        ours = [row for row in self.ledger.of_run(self.run) if row.state != "GONE" and row.holder == self.holder]
+        rows = [row for row in ours if keys is None or row.key in keys]
+        # At once: while one takes long to end, no other costs money.
+        return [(row, why) for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True) if why]
 
     async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
         """The lease of a key, if the provider has it: None is believed after two listings, `settles` apart.  Raises DriverError."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ...secrets import Secret
     from ...storage.signed import Signed
 
+UNUSED, SWEEP = timedelta(days=14), timedelta(days=1)
+"""How long objects on a host may be unused, and between two looks for such."""
 PULLS = 2
 """Inputs that a host has from buckets at once: each keeps a stream from other questions for as long as it takes."""
 
@@ -197,10 +199,21 @@ class HostStore(Sender):
 
     async def remove(self, paths: Collection[str]) -> None:
         """Delete files and folders below the root there, whatever their modes."""
-        if any(not path.startswith(f"{self.root}/") for path in paths):
-            raise Infrastructure(f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}")
+        self._ours(paths)
         if paths:
             await self.wire.ask("remove", list(paths), read=nothing)
+
+    def _ours(self, paths: Collection[str]) -> None:
+        if any(not path.startswith(f"{self.root}/") for path in paths):
+            raise Infrastructure(f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}")
+
+    async def clear(self, paths: Collection[str], *, unused: timedelta = UNUSED, every: timedelta = SWEEP) -> int:
+        """Delete what attempts leave, and objects not used since then, unless an attempt there leads to them, and states that were not written to.
+
+        Answers how many objects and states.  They are not looked for when that was done less than `every` ago.
+        """
+        self._ours(paths)
+        return await self.wire.ask("clear", list(paths), int(unused.total_seconds()), int(every.total_seconds()), read=int)
 
     async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
         """Files and links below a folder: name, bytes, nanoseconds of the last writing, whether it is a link.  And bytes of its disk: free, all."""
@@ -212,13 +225,6 @@ class HostStore(Sender):
             await self.wire.ask("release", name_of(content), path, read=nothing)
         except Gone:
             raise Infrastructure(f"{self.wire.name}: what was sent for {path} disappeared there", fix="see who deletes files there") from None
-
-    async def sweep(self, *, unused: timedelta = timedelta(days=14), every: timedelta = timedelta(0)) -> int:
-        """Delete objects not used since then, unless an attempt there leads to them, and states that were not written to.
-
-        Answers how many.  Nothing is looked at when the last sweep was less than `every` ago.
-        """
-        return await self.wire.ask("sweep", int(unused.total_seconds()), int(every.total_seconds()), read=int)
 
     async def free(self) -> int:
         """Bytes that may still be written below the root there."""
