@@ -139,8 +139,13 @@ def retract(request: Request, name: str) -> None:
     trees.open_up(here)
 
 
-def base(request: Request, name: str, older: str, without: Sequence[str]) -> bool:
-    """Begin a tree with what an older one has, by hard links, but for some of it.  False where that cannot be."""
+def base(
+    request: Request, name: str, older: str, without: Sequence[str], grain: int, alike: Sequence[tuple[str, str]]
+) -> dict[str, tuple[int, list[str]]] | None:
+    """Begin a tree with what an older one has, by hard links, but for some of it.  None where that cannot be.
+
+    Answers the bytes, and a digest for every grain, of large files of the older one, each with its digest, where that need not be read for it.
+    """
     here, there = f"{request.partial}/{name}", place(older)
     trees.remove(here)
     try:
@@ -152,12 +157,13 @@ def base(request: Request, name: str, older: str, without: Sequence[str]) -> boo
                 os.link(f"{there}/{path}", f"{here}/{path}", follow_symlinks=False)
     except OSError:
         trees.remove(here)
-        return False
+        return None
     if not sealed(request, older):
         trees.remove(here)
-        return False
+        return None
     delete(request, here, without)
-    return True
+    known = {path: grains for path, digest in alike if (grains := _remembered(digest, grain))}
+    return {path: (os.path.getsize(f"{there}/{path}"), grains) for path, grains in known.items()}
 
 
 def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dict[str, list[str]]:
@@ -200,14 +206,17 @@ def batch(request: Request, folder: str, tree: str, manifest: str, expected: str
 
 
 def write(
-    request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]], grains: Sequence[str]
+    request: Request, folder: str, name: str, grain: int, size: int, mode: int, holes: Sequence[tuple[int, int]], grains: Sequence[str], older: str
 ) -> tuple[str, list[str]]:
     """Put bytes into the holes of a large file, each its first grain and how many.  The last of it has a mode, and `grains` if all are known.
 
-    Answers the file's digest with the last of it, else the digests of the grains that came.
+    One that is not there begins with what the file `older` has, if one is named.  Answers the file's digest with the last of it, else the digests
+    of the grains that came.  Raises Gone.
     """
     path = f"{folder}/{name}"
     request.arriving(os.path.dirname(path))
+    if older:
+        _begin_with(older, path, size)
     if os.path.lexists(path):
         os.chmod(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -265,11 +274,7 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, kno
     if not os.path.lexists(path):
         if not older or not os.path.isfile(older):
             return 0, []
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        new = f"{path}.{os.getpid()}"
-        trees.remove(new)
-        trees.copy(older, new, limit)
-        os.rename(new, path)
+        _begin_with(older, path, limit)
         if remembered := _remembered(known, grain):
             size = os.path.getsize(path)
             return size, remembered[: -(-size // grain)]
@@ -288,6 +293,20 @@ def chunks(request: Request, folder: str, name: str, grain: int, older: str, kno
     if older and size == os.path.getsize(older):
         _remember(known, grain, found)
     return size, found
+
+
+def _begin_with(older: str, path: str, limit: int) -> None:
+    """Let a large file that is not there begin with the first `limit` bytes of another.  Raises Gone."""
+    with naming(hashlib.sha256(os.fsencode(path)).hexdigest()):  # its pieces come on several streams
+        if os.path.lexists(path):
+            return
+        if not os.path.isfile(older):
+            raise Gone
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        new = f"{path}.{os.getpid()}"
+        trees.remove(new)
+        trees.copy(older, new, limit)
+        os.rename(new, path)
 
 
 def listing(request: Request, folder: str) -> list[list[str]]:

@@ -280,6 +280,45 @@ def test_a_host_remembers_the_digests_of_the_pieces_of_a_large_file_and_is_found
     go(check)
 
 
+@pytest.mark.parametrize("change", ["in the middle", "longer", "shorter"])
+@pytest.mark.parametrize("gone", [False, True], ids=["", "whose older one is deleted meanwhile"])
+def test_a_large_file_in_a_tree_of_which_the_host_remembers_the_pieces_is_not_read_there_before_it_is_sent(go: Go, change: str, gone: bool) -> None:
+    async def check(town: Town) -> None:
+        town.host_store.wire.chunk = 64 << 10
+        top, large = town.place / "data", town.place / "data" / "large"
+        top.mkdir()
+        large.write_bytes(os.urandom(40 * town.host_store.wire.chunk + 5))
+        await town.sends(top)
+        with large.open("r+b") as file:
+            file.write(b"new")  # near, pieces are remembered when another file is built on them
+        (old,) = await town.sends(top)
+        with large.open("r+b") as file:
+            if change == "in the middle":
+                for at in (7, 21, 22):
+                    file.seek(at * town.host_store.wire.chunk - 1)
+                    file.write(b"ab")
+            elif change == "longer":
+                file.seek(0, os.SEEK_END)
+                file.write(b"x" * town.host_store.wire.chunk)
+            else:
+                file.truncate(33 * town.host_store.wire.chunk + 7)
+        asked: list[str] = []
+
+        def before(function: str) -> None:
+            asked.append(function)
+            if function == "write" and gone and asked.count("write") == 1:
+                here = Path(town.host_store.path(old))
+                here.chmod(0o700)
+                (here / "large").unlink()
+
+        town.wire.before, town.wire.sent = before, 0
+        await town.sends(top)
+        if not gone:
+            assert "base" in asked and "chunks" not in asked and town.wire.sent <= 6.1 * town.host_store.wire.chunk
+
+    go(check)
+
+
 def test_of_a_large_file_that_may_be_executed_now_next_to_nothing_travels(go: Go) -> None:
     async def check(town: Town) -> None:
         town.host_store.wire.chunk = 64 << 10

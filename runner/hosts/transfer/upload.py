@@ -390,7 +390,8 @@ class Courier:
         mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
         known = cargo.grains.setdefault(entry.path, {})
         grains = [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
-        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains)
+        older = cargo.older[entry.path].path if entry.path in cargo.older else ""
+        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains, older)
         arrived, came = await self._wire.once(
             "write", *arguments, read=lambda answer: (str(answer[0]), words_of(answer[1])), data=meter.counted(itertools.chain.from_iterable(blocks))
         )

@@ -10,10 +10,10 @@ from typing import Any
 
 from ...storage.content import files
 from ...storage.content.files import Entry
-from ..link.read_range import part
-from ..link.wire import LONGEST_ANSWER, Wire, words_of
+from ..link.read_range import chunks, part
+from ..link.wire import LONGEST_ANSWER, Wire, chunks_of, words_of
 from .manifests import folders, path_of
-from .upload_files import Cargo, Older
+from .upload_files import Cargo, Grains, Older, grain_of
 
 _MANIFESTS = 8
 _WORTH = 256 << 10  # bytes of a tree for which an older one there is looked for
@@ -52,14 +52,18 @@ class Likeness:
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(folders(older)) - set(folders(cargo.manifest)))
-        # Thousands of names take a while there, and here.
-        begun, _ = await asyncio.gather(self._wire.ask("base", cargo.name, best, superfluous, read=bool), asyncio.to_thread(cargo.described))
-        if begun:
+        values, grain = {entry.path: entry.value for entry in older}, grain_of(self._wire)
+        alike = [cargo.missing[path] for path in superfluous if path in large]
+        asked = ("base", cargo.name, best, superfluous, grain, [(entry.path, values[entry.path]) for entry in alike])
+        # Thousands of names take a while there, and here; so do large files.
+        hashing = asyncio.gather(*(asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain) for entry in alike))
+        known, _, ours = await asyncio.gather(self._wire.ask(*asked, read=_grains), asyncio.to_thread(cargo.described), hashing)
+        if known is not None:
             cargo.missing = {path: entry for path, entry in cargo.missing.items() if path not in same}
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
-            alike = [path for path in superfluous if path in large]
-            values = {entry.path: entry.value for entry in older}
-            cargo.older = {path: Older(f"{path_of(f't:{best[:64]}')}/{path}", values[path]) for path in alike}
+            for entry, own in zip(alike, ours, strict=True):
+                grains = Grains(*known[entry.path], own) if entry.path in known else None
+                cargo.older[entry.path] = Older(f"{path_of(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains)
 
     async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
         """Begin every large file with the likest one there, whose chunks are compared.  They have no name in common: samples tell which it is."""
@@ -96,6 +100,10 @@ class Likeness:
         self._manifests[content] = manifest
         if len(self._manifests) > _MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
+
+
+def _grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
+    return None if answer is None else {str(path): chunks_of(known) for path, known in answer.items()}
 
 
 def _alike(answer: Any) -> dict[str, list[str]]:

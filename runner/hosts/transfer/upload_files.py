@@ -18,12 +18,22 @@ GRAINS = 4
 """Of a chunk: in which a large file is compared, and sent again."""
 
 
+class Grains(NamedTuple):
+    """A large file by the digests of its grains: how many bytes are there, what they are, and what it is here."""
+
+    size: int
+    theirs: Sequence[str]
+    ours: Sequence[str]
+
+
 class Older(NamedTuple):
     """A large file that is there."""
 
     path: str
     """From the root."""
     digest: str
+    grains: Grains | None = None
+    """Where these are known, and nothing was built on it yet."""
 
 
 @dataclass(slots=True)
@@ -103,10 +113,7 @@ class Arrivals:
 
     async def _compare(self, cargo: Cargo, entry: Entry) -> None:
         """Which grains of a large file are not there as they are here.  One that has an older one begins with that."""
-        older = cargo.older.get(entry.path, Older("", ""))
-        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain_of(self._wire), *older, entry.size, read=chunks_of)
-        hashed = asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain_of(self._wire))
-        (size, theirs), ours = await asyncio.gather(asked, hashed)
+        size, theirs, ours = await self._grains(cargo, entry)
         cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
             await self._wire.ask("delete", cargo.folder, [entry.path], read=nothing)
@@ -130,6 +137,17 @@ class Arrivals:
             else:
                 holes.append((at, 1))
         cargo.holes[entry.path] = holes
+
+    async def _grains(self, cargo: Cargo, entry: Entry) -> Grains:
+        """How a large file is there, and here.  What is known of the one that it is built on is believed once."""
+        grain, older = grain_of(self._wire), cargo.older.get(entry.path, Older("", ""))
+        if older.grains is not None:
+            cargo.older[entry.path] = older._replace(grains=None)
+            size = min(older.grains.size, entry.size)
+            return older.grains._replace(size=size, theirs=older.grains.theirs[: -(-size // grain)])
+        asked = self._wire.ask("chunks", cargo.folder, entry.path, grain, older.path, older.digest, entry.size, read=chunks_of)
+        (size, theirs), ours = await asyncio.gather(asked, asyncio.to_thread(chunks, cargo.origin(entry), entry.size, grain))
+        return Grains(size, theirs, ours)
 
     async def tidy(self, cargo: Cargo) -> None:
         """Delete what does not belong into a tree, and see which links and empty folders are missing."""
