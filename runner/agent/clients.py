@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .protocol import greeting
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,7 +13,6 @@ if TYPE_CHECKING:
     from .contact import Contact
     from .loop import Loop
 
-GREETING = b'{"agent": 1}\n'
 BACKLOG = 16 << 20
 """Bytes a client may leave unread."""
 
@@ -47,7 +48,7 @@ class Clients:
         self._outputs[fd] = bytearray()
         self._contact.came(fd)
         self._loop.watch(fd, self._hear)
-        self.tell(fd, GREETING)
+        self.tell(fd, greeting() + b"\n")
 
     def _dismiss(self, fd: int) -> None:
         if self._inputs.pop(fd, None) is not None:

@@ -7,7 +7,9 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -15,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from drivers.base import Command, Denied, Exit, Job, Rejected
-from runner.agent import journal, locks
+from drivers.base import Command, Denied, Exit, Job, Rejected, Unreachable
+from drivers.local import LocalHost
+from runner.agent import journal, locks, protocol
 from runner.hosts.link import client
+from runner.hosts.link.wire import Wire
 
 LONG = timedelta(seconds=60)
 ENV = {"PATH": os.environ["PATH"]}
@@ -280,6 +284,84 @@ def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
             await each.aclose()
 
     on(root, act)
+
+
+@pytest.fixture(params=["socket", "stream"])
+def reached(request: pytest.FixtureRequest, root: Path) -> tuple[Path, Callable[[], client.Client]]:
+    """The root of an agent, and what makes a client of it: on this machine, and over the stream that leads to others."""
+    if request.param == "socket":
+        return root, lambda: client.here(root)
+    return root / "agent", lambda: client.there(Wire(LocalHost(root / "unused"), str(root)))
+
+
+def begin_numbered(tmp_path: Path, root: Path, number: int) -> None:
+    """Begin the agent of a root as the program of another protocol, which is this one but for its number.  Unused, it leaves at once."""
+    folder = tmp_path / "program"
+    shutil.copytree(Path(protocol.__file__).parent, folder / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, line in (("protocol.py", f"NUMBER = {protocol.NUMBER}\n"), ("server.py", "LINGER = 2.0 ")):
+        assert line in (folder / "agent" / name).read_text()
+    changed = (folder / "agent/protocol.py").read_text().replace(f"NUMBER = {protocol.NUMBER}\n", f"NUMBER = {number}\n")
+    (folder / "agent/protocol.py").write_text(changed)
+    changed = (folder / "agent/server.py").read_text().replace("LINGER = 2.0 ", "LINGER = 0.05 ")
+    (folder / "agent/server.py").write_text(changed)
+    root.mkdir(parents=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from agent.reach import reach; from agent.protocol import greeting\n"
+        "line = reach(sys.argv[2]); line.setblocking(True); assert line.recv(100) == greeting() + b'\\n'\n"
+        "begin = b'\\0'.join([b'start', b'theirs', *map(str.encode, [sys.argv[3], sys.argv[3] + '/theirs.log', '', '', '', '', '3'])])\n"
+        "begin += b'\\0/bin/sh\\0-c\\0read go < gate; exit 7'\n"
+        "line.sendall(len(begin).to_bytes(4, 'little') + begin); line.recv(100)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder), str(root), str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize(("agent", "ours"), [(0, 1), (1, 2)])
+def test_an_agent_of_the_protocol_before_ours_goes_on_serving(
+    tmp_path: Path, reached: tuple[Path, Callable[[], client.Client]], monkeypatch: pytest.MonkeyPatch, agent: int, ours: int
+) -> None:
+    root, made = reached
+    monkeypatch.setattr(client, "PROTOCOLS", (ours - 1, ours))
+    begin_numbered(tmp_path, root, agent)
+    (serving,) = agents(root)
+
+    async def act() -> None:
+        host = made()
+        assert (await over(host, await begin(host, root, "exit 3", "ours"))).code == 3
+        assert serving in agents(root), "the agent that has a job serves on"
+        (tmp_path / "gate").write_text("\n")
+        assert (await over(host, Job("theirs"))).code == 7
+        await host.aclose()
+
+    asyncio.run(asyncio.wait_for(act(), 60))
+
+
+@pytest.mark.parametrize(("agent", "ours", "words"), [(2, 1, "a newer"), (0, 2, "an older"), (1, 0, "a newer")])
+def test_an_agent_of_a_protocol_that_we_do_not_speak_is_refused_in_a_sentence_until_its_jobs_are_over(
+    tmp_path: Path, reached: tuple[Path, Callable[[], client.Client]], monkeypatch: pytest.MonkeyPatch, agent: int, ours: int, words: str
+) -> None:
+    root, made = reached
+    monkeypatch.setattr(client, "PROTOCOLS", (ours - 1, ours))
+    monkeypatch.setattr(client, "NUMBER", ours)
+    monkeypatch.setattr(client, "UNUSED", 0.2)
+    begin_numbered(tmp_path, root, agent)
+
+    async def refused(host: client.Client) -> None:
+        with pytest.raises(Unreachable, match=f"served by the agent of {words} recipe .*: .*wait for its jobs to end"):
+            await host.wait(await begin(host, root, "exit 3", "ours"), timedelta(0))
+
+    async def taken(host: client.Client) -> None:
+        assert (await over(host, await begin(host, root, "exit 3", "ours"))).code == 3
+
+    async def act(what: Callable[[client.Client], Coroutine[None, None, None]], patience: float) -> None:
+        host = made()
+        host._line.patience = patience
+        await what(host)
+        await host.aclose()
+
+    asyncio.run(asyncio.wait_for(act(refused, 0.0), 60))
+    (tmp_path / "gate").write_text("\n")
+    if protocol.NUMBER in client.PROTOCOLS:  # the agent that comes next is of this program
+        asyncio.run(asyncio.wait_for(act(taken, 30.0), 60))
 
 
 def test_a_torn_journal_line_is_ignored(root: Path) -> None:

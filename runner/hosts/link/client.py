@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from drivers.base import NOTHING, Argv, Command, Denied, DriverError, Exit, Host, Job, Rejected, Unreachable, file_name
 
-from ...agent.reach import GREETING, reach
+from ...agent.protocol import NUMBER
+from ...agent.reach import reach
 
 if TYPE_CHECKING:
     from .stream import Stream
@@ -34,6 +35,8 @@ FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 SIGN = 5.0  # seconds between signs of life on a stream
+PROTOCOLS = (NUMBER - 1, NUMBER)  # those that we speak: an agent that has jobs goes on serving when a newer recipe comes
+UNUSED = 3.0  # seconds after which an agent that no client has and that has no jobs is gone
 FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
 SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
 
@@ -252,8 +255,8 @@ class Client:
         self._line.write(_frame("arm", f"{deadman}", "beats"))
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
-    def _again(self, error: DriverError | None) -> None:
-        """Try again in a while, or tell waiting callers that there is no answer."""
+    def _again(self, error: DriverError | None, least: float = 0.0) -> None:
+        """Try again in a while, of at least so many seconds, or tell waiting callers that there is no answer."""
         assert self._loop is not None
         now = self._loop.time()
         if self._failing_since is None:
@@ -266,7 +269,7 @@ class Client:
             if self._line.hurried:
                 self._fail(reason, now)
             pauses = self._line.pauses
-            self._retry = self._loop.call_later(pauses[min(self._tries, len(pauses) - 1)], self._reconnect)
+            self._retry = self._loop.call_later(max(least, pauses[min(self._tries, len(pauses) - 1)]), self._reconnect)
             self._tries += 1
 
     def _reconnect(self) -> None:
@@ -331,13 +334,13 @@ class Client:
                 except (ValueError, TypeError, KeyError):
                     self._lost(Unreachable(f"the agent of {self.root} says something that makes no sense"))
                     return
-            elif line == GREETING:
+            elif (number := _greeted(line)) in PROTOCOLS:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
                 self._until_greeted.clear()
             else:
                 self._disconnect()
-                self._fail(Unreachable(f"{self.root} is served by an agent of another version; wait for its jobs to end"), None)
+                self._again(Unreachable(_foreign_agent(self.root, number)), UNUSED)
                 return
 
     def _understand(self, message: dict[str, Any]) -> None:
@@ -589,6 +592,25 @@ def here(root: Path, deadman: float | None = None) -> Client:
 def there(wire: Wire) -> Client:
     """Jobs of another machine, whose agent serves the root of `wire`."""
     return Client(Streamed(wire))
+
+
+def _greeted(line: bytes | bytearray) -> int | None:
+    """The number of the protocol in which an agent greets; None for what is no greeting."""
+    try:
+        number = json.loads(line)["agent"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return number if isinstance(number, int) else None
+
+
+def _foreign_agent(root: str, number: int | None) -> str:
+    if number is None:
+        return f"what serves {root} is no agent of ours"
+    if number > NUMBER:
+        return (
+            f"{root} is served by the agent of a newer recipe (protocol {number}, this one has {NUMBER}): use that one, or wait for its jobs to end"
+        )
+    return f"{root} is served by the agent of an older recipe (protocol {number}, this one has {NUMBER}): wait for its jobs to end"
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
