@@ -31,6 +31,17 @@ ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<bare>[^\]\s]+)\]|(?P<name
 # What a question about a machine asks besides: which of its places are taken.
 TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
 
+# $1 lines of shell that run before a command, in a login shell, where modules can be loaded.  What is printed and read there is not the command's.
+SETUP = """\
+exec 3<&0 4>&1 </dev/null >&2
+shell=$(command -v bash) || shell=/bin/sh
+lines=$1
+shift
+exec "$shell" -lc "$lines
+exec <&3 >&4 3<&- 4>&-
+exec \\"\\$@\\"" sh "$@"
+"""
+
 # One script for all that is done to places, a place being a file `slot.N`: when it ends, the lease's id, the lease.
 # $1 root, $2 verb, $3 id, $4 for how many seconds, $5 number of places, $6 the lease.  Only the server's own clock is asked: ours may be another.
 # A whole file is linked to the name of a place, which succeeds for one only.
@@ -89,10 +100,10 @@ esac
 
 
 class Ssh:
-    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `host_key`
+    """A pool of servers.  Each of `hosts` is `user@name:port`, or a table of `host` with its own `slots`, `root`, `python`, `setup`, `host_key`
     and `address`: what the other nodes of a step dial, by default the name on the way from here.
 
-    `deadman`: seconds without contact after which a server ends the jobs of ours that it has.
+    `deadman`: seconds without contact after which a server ends the jobs of ours that it has.  `setup`: lines of shell before anything runs there.
     """
 
     traits = Traits(replays=True, comes_up=timedelta(minutes=1))
@@ -100,7 +111,7 @@ class Ssh:
     def __init__(
         self,
         *,
-        hosts: Sequence[str | Mapping[str, str | int]] = (),
+        hosts: Sequence[str | Mapping[str, str | int | Sequence[str]]] = (),
         known_hosts: str | None = None,
         host_key: str | None = None,
         identity: str | Sequence[str] = (),
@@ -110,6 +121,7 @@ class Ssh:
         keepalive: float = 15.0,
         root: str = ROOT,
         python: str = "python3",
+        setup: str | Sequence[str] = (),
         slots: int = 1,
         deadman: float | None = None,
     ) -> None:
@@ -129,8 +141,9 @@ class Ssh:
                 route,
                 str(own.get("root", root)),
                 str(own.get("python", python)),
-                int(own.get("slots", slots)),
+                int(str(own.get("slots", slots))),
                 str(own.get("address", route.host)),
+                setup=_lines(own.get("setup", setup)),
             )
         self._deadman = deadman
         self._hosts: dict[str, SshHost] = {}
@@ -266,7 +279,8 @@ class SshHost:
         self._when_closed = when_closed
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        return self.machine.link.call(argv, stdin)
+        setup = self.machine.setup
+        return self.machine.link.call(("/bin/sh", "-c", SETUP, "sh", setup, *argv) if setup else argv, stdin)
 
     def way(self, folder: str) -> Argv:
         """The words of OpenSSH's client that lead there, by the same keys and the same host key as ours."""
@@ -279,8 +293,8 @@ class SshHost:
 class Machine:
     """A server, the connection to it, and what it last said it has."""
 
-    def __init__(self, route: Route, root: str, python: str, slots: int, address: str = "", link: Link | None = None) -> None:
-        self.route, self.python, self.slots, self.address = route, python, slots, address
+    def __init__(self, route: Route, root: str, python: str, slots: int, address: str = "", *, link: Link | None = None, setup: str = "") -> None:
+        self.route, self.python, self.slots, self.address, self.setup = route, python, slots, address, setup
         self.link = link or Link(route)
         self._root = root
         self._told: machine.Facts | None = None
@@ -320,6 +334,11 @@ class Machine:
 
     async def _said(self, argv: Argv) -> bytes:
         return b"".join([data async for data in self.link.call(argv)])
+
+
+def _lines(given: object) -> str:
+    """Lines of shell as one text."""
+    return "\n".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
 
 
 def _id(key: str) -> str:

@@ -182,6 +182,28 @@ def test_python_is_the_python_of_the_host_where_only_python3_is(place: Place) ->
     assert (place.root / "o.txt").read_text() == "named"
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["of the driver", "of one host"])
+def test_what_setup_loads_is_there_for_our_program_and_for_steps_and_what_it_prints_and_reads_is_not_ours(place: Place, own: bool) -> None:
+    folder = place.root.parent / "a module"
+    folder.mkdir()
+    (folder / "python3.x").symlink_to(sys.executable)
+    setup = ["echo loading $0; cat; no-such-module load python", f'export PATH=\'{folder}\':"$PATH" CUDA_HOME="it\'s loaded"']
+    settings = (place.root / "recipe.toml").read_text()
+    if own:
+        (hosts,) = [line for line in settings.splitlines() if line.startswith("hosts")]
+        address = json.loads(hosts.partition("=")[2])[0]
+        settings = settings.replace(hosts, f'hosts = [{{host = {json.dumps(address)}, python = "python3.x", setup = {json.dumps(setup)}}}]')
+    else:
+        settings += f'python = "python3.x"\nsetup = {json.dumps(setup)}\n'
+    (place.root / "recipe.toml").write_text(settings)
+    (place.root / "recipe.yaml").write_text(
+        "recipe: t@1\nsteps:\n  a: {run: 'command -v python3.x > o.txt; echo \"$CUDA_HOME\" >> o.txt', outputs: {o: o.txt}}\n"
+    )
+    code, said = place.run("--driver", "ssh")
+    assert code == 0 and "loading" not in said, said
+    assert (place.root / "o.txt").read_text() == f"{folder}/python3.x\nit's loaded\n"
+
+
 def test_a_program_that_a_host_has_not_is_reported_with_what_to_ask(place: Place) -> None:
     (place.root / "recipe.yaml").write_text("recipe: t@1\nsteps:\n  a: {run: [no-such-program]}\n")
     code, said = place.run("--driver", "ssh")
