@@ -14,7 +14,7 @@ from drivers import machine
 from drivers.base import Accounted, Closing, Describing, Driver, DriverError, Host, Need, NoCapacity, Unreachable, Visiting, Wish
 
 from .engines import ENGINES
-from .link.stream import PYTHONS
+from .link.stream import OWN, PYTHONS
 
 _LITTLE: Final = 10 * 10**9  # bytes of disk that a small training wants
 _OLDEST: Final = (3, 11)  # a Python that can make the environments of recipes
@@ -30,9 +30,11 @@ for tool in bash cat chmod date docker env git ln mkdir mv nvidia-smi podman pyt
 done
 line() { { "$@" 2>&1 || :; } | head -n 1; }
 echo "python3=$(line python3 -c 'import sys; print(".".join(map(str, sys.version_info[:3])))')"
-for python in PYTHONS; do
+for python in PYTHONS "$root/OWN"; do
     command -v "$python" >/dev/null 2>&1 || continue
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null && echo "agent=$python" && break
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9) or sys.implementation.name != "cpython")' 2>/dev/null || continue
+    echo "agent=$python"
+    break
 done
 { python3 -c 'import venv, ensurepip' || python3 -c 'import venv, pip'; } 2>/dev/null && echo venv=yes
 patiently=$(command -v timeout >/dev/null 2>&1 && echo timeout 10)
@@ -65,7 +67,7 @@ rm -f "$probe" "$probe.l" 2>/dev/null
 rmdir "$root" 2>/dev/null
 echo "boot=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -r /proc/self/environ ] && echo proc=yes
-""".replace("PYTHONS", " ".join(PYTHONS))
+""".replace("PYTHONS", " ".join(PYTHONS)).replace("OWN", OWN)
 
 _NEEDED: Final = ("cat", "chmod", "date", "env", "ln", "mkdir", "mv", "rm", "sed")
 """Programs with which a place there is taken."""
@@ -187,7 +189,8 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Findin
     if agent := _one(facts, "agent"):
         yield Finding("ok", "agent", f"runs on {agent}")
     else:
-        yield Finding("missing", "agent", "no Python 3.9 or later", "install one, or name it as `python` in the settings")
+        fix = f"install one, or name it as `python` in the settings, or unpack one to {_one(facts, 'root')}/python (docs/remote-hosts.md)"
+        yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
     for name, advice in _WANTED.items():
         if name not in tools:
             yield Finding("note", name, "not found", advice)

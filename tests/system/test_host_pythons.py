@@ -59,6 +59,13 @@ def test_a_host_without_a_python_that_does_is_refused_with_what_to_do(host: Any)
         begun(host)
 
 
+def test_a_python_that_was_unpacked_below_the_root_does_where_there_is_no_other(host: Any) -> None:
+    folder = Path(host.root, "python", "bin")
+    folder.mkdir(parents=True)
+    os.symlink(old_python() or sys.executable, folder / "python3")
+    assert begun(host) == host.root
+
+
 @pytest.mark.parametrize("named", ["", "none", "ancient", "other", "good"])
 def test_the_first_python_that_does_is_taken_after_the_one_that_is_named(host: Any, named: str) -> None:
     host.python = named

@@ -42,6 +42,8 @@ PYTHONS = (
     "/venv/main/bin/python3",
 )
 """Where a Python is looked for, when the one that the settings name is none or is too old."""
+OWN = "python/bin/python3"
+"""Where below our root one may have been unpacked, which is looked at last."""
 TOO_OLD = 93
 """How our program ends under a Python that is too old, or is not CPython: the next is tried."""
 _FULL = ("Permission denied", "No space left on device", "Read-only file system", "Disk quota exceeded", "Not a directory")
@@ -52,7 +54,7 @@ PATH=$PATH:/usr/local/bin:/usr/bin:/bin
 case $1 in /*) root=$1 ;; *) root=${{HOME:-.}}/$1 ;; esac
 mark=$2 load=$3 digest=$4 size=$5 part=$6
 shift 6
-for python; do
+for python in "$@" "$root/{OWN}"; do
   command -v "$python" >/dev/null 2>&1 || continue
   "$python" -I -S -X utf8 -c "$load" "$root" "$mark" "$digest" "$size" "$part"
   end=$?
@@ -152,7 +154,8 @@ class Stream:
                         if word == "need":
                             await sent.put(ours.data)
                         elif word == "python":
-                            raise Denied("there is no CPython 3.9 or later: install one there, or name it as `python` in the driver's settings")
+                            fix = f"install one there, or name it as `python` in the settings, or unpack one to {root}/python"
+                            raise Denied(f"there is no CPython 3.9 or later: {fix}")
                         elif word.startswith("no "):
                             raise _refused(word[3:])
                         elif word == "cut":
