@@ -99,8 +99,28 @@ class Clients:
             end = begin + 4 + int.from_bytes(buffer[begin : begin + 4], "little")
             if end > len(buffer):
                 break
-            messages.append(bytes(buffer[begin + 4 : end]).split(b"\0"))
+            message = bytes(buffer[begin + 4 : end]).split(b"\0")
+            if not _makes_sense(message):
+                self._obey(fd, messages)
+                self._dismiss(fd)  # that it fails is no reason to fail the jobs of others
+                return
+            messages.append(message)
             begin = end
         del buffer[:begin]
         self._obey(fd, messages)
         self._contact.heard(fd)
+
+
+def _makes_sense(fields: list[bytes]) -> bool:
+    """Whether the agent can obey a message."""
+    try:
+        kind, first, *rest = fields
+        if kind == b"start":
+            _cwd, _log, timeout, idle, locks, _outlives, count, *words = rest
+            argv, pairs = int(count), len(words) - int(count)
+            return all(not each or float(each) > 0 for each in (timeout, idle)) and locks.isascii() and argv > 0 and pairs >= 0 and not pairs % 2
+        if kind in (b"stop", b"leave", b"arm"):
+            return float(rest[0] if kind == b"stop" else first) >= 0 and (kind != b"leave" or len(rest) == 1)
+        return (kind == b"free" and int(first) >= 0 and rest[0].isascii()) or kind == b"wait"
+    except (ValueError, IndexError):
+        return False

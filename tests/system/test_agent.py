@@ -9,6 +9,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -282,6 +283,46 @@ def test_clients_that_come_at_once_share_one_agent(root: Path) -> None:
         assert len(agents(root)) == 1
         for each in hosts:
             await each.aclose()
+
+    on(root, act)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(
+            ("",),
+            ("start",),
+            ("no such word", "job"),
+            ("stop", "job"),
+            ("stop", "job", "soon"),
+            ("arm", "x"),
+            ("leave", "1"),
+            ("free", "x", ""),
+            ("free", "1"),
+        ),
+        ("start", "job", "/", "log", "", "", "", "", "x", "/bin/true"),
+        ("start", "job", "/", "log", "", "", "", "", "0", "/bin/true"),
+        ("start", "job", "/", "log", "", "", "", "", "2", "/bin/true"),
+        ("start", "job", "/", "log", "soon", "", "", "", "1", "/bin/true"),
+        ("start", "job", "/", "log", "", "", "", "", "1", "/bin/true", "a name without a value"),
+        ("start", "job", "/", "log", "", "", "\ud8ff", "", "1", "/bin/true"),
+    ],
+    ids=" ".join,
+)
+def test_a_client_that_makes_no_sense_is_dismissed_and_the_jobs_of_others_go_on(root: Path, fields: tuple[str, ...]) -> None:
+    async def act(host: client.Client) -> None:
+        job = await begin(host, root, "read go < gate; exit 7")
+        assert await host.wait(job, timedelta(0)) is None
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(str(root / "socket"))
+            message = "\0".join(fields).encode("utf-8", "surrogatepass")
+            other.sendall(len(message).to_bytes(4, "little") + message)
+            other.settimeout(20)
+            while other.recv(1000):
+                pass  # the greeting, then the end
+        (root.parent / "gate").write_text("\n")
+        assert (await over(host, job)).code == 7
 
     on(root, act)
 
