@@ -18,7 +18,6 @@ from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, StoreBusy
 from ..hosts.link import client
 from ..planning.ids import bare
-from ..planning.schedule import Move
 from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
@@ -126,13 +125,13 @@ def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
     return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
 
 
-def give_back(ws: Workspace, row: RunRow) -> bool:
-    """Have workers go on with a paused run.  False: a worker has it already."""
-    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+def give_back(ws: Workspace, run: str) -> bool:
+    """Have workers go on with a paused run.  False: a worker has it already, or it is over."""
+    fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
-    ws.store.runs.release(row.id, fence)
+    if ws.store.runs.get(run).state != "PAUSED" or ws.store.runs.settle(run, fence, "QUEUED", "resumed") == "QUEUED":
+        ws.store.runs.release(run, fence)
     return True
 
 
@@ -272,8 +271,10 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         ws = _unpacked(ws, row)
         ws.hooked[row.id] = "webhooks" in row.data
         while not _worked(ws, row, fence, listener, handover):
-            fence = ws.store.runs.claim(row.id, f"process {os.getpid()}") or 0
-            row = ws.store.runs.get(row.id)
+            claimed = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+            if claimed is None:  # it was cancelled meanwhile, or another works on it
+                return True
+            fence, row = claimed, ws.store.runs.get(row.id)
         return True
     except Stale:
         listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
@@ -295,7 +296,7 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
 def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
     """False: the run paused and is to be resumed at once."""
     if row.request in ("cancel", "pause"):
-        end_claimed(ws, row, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
+        end_claimed(ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
         return True
     if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
@@ -370,4 +371,4 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
 def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:
     """Store the end of a run that is still open."""
     if row.fence == fence and row.claim:
-        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
+        ws.store.runs.settle(row.id, fence, state, reason)

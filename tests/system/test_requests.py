@@ -12,13 +12,21 @@ from typing import Literal
 import pytest
 
 from runner.errors import Infrastructure
+from runner.execution import unattended
+from runner.execution.queue import Ticket, give_back, serve, submit
 from runner.execution.steps import control, loop
 from runner.execution.steps.loop import Report
-from runner.execution.steps.work import Work
+from runner.execution.steps.work import Handover, Work
+from runner.execution.terms import Choice, Settings
+from runner.execution.unattended import end_unattended
 from runner.hosts.link import control_file
 from runner.hosts.link.client import Client
+from runner.storage.records.runs import Offer
 from runner.storage.records.store import Store
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
 from tests.support import Space, until
+from tests.system.test_worker import Silent
 
 TRAINER = """
   b:
@@ -228,6 +236,36 @@ def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhil
     with pytest.raises(Infrastructure, match="the host went away"):
         space.attempt()
     assert [state for _, state in runs(space)] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "state"), [("pause", "pause", "PAUSED"), ("pause", "cancel", "CANCELLED"), ("cancel", "pause", "CANCELLED")]
+)
+def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fail(
+    space: Space, monkeypatch: pytest.MonkeyPatch, first: str, then: str, state: str
+) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    with Workspace.open(space.root) as ws:
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        assert ws.store.runs.request(run, first)
+        looked = unattended.left_by
+
+        def asked(folder: str, id: str) -> object:
+            assert ws.store.runs.request(run, then)
+            return looked(folder, id)
+
+        monkeypatch.setattr(unattended, "left_by", asked)
+        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+        assert (ws.store.runs.get(run).state, ws.store.runs.get(run).request) == (state, "")
+
+
+def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    space.run()
+    ((run, _),) = runs(space)
+    with Workspace.open(space.root) as ws:
+        assert not end_unattended(ws, run, "CANCELLED", print) and not give_back(ws, run)
+        assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][-1] == "COMPLETED"
 
 
 def test_a_run_that_is_over_is_left_alone(space: Space) -> None:

@@ -115,7 +115,7 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
     assert space.read("ran").split() == ["2", "1"]
     assert [row(space, run).state for run in (first.strip(), urgent, late)] == ["COMPLETED", "COMPLETED", "QUEUED"]
     with Workspace.open(space.root) as ws:
-        assert end_unattended(ws, ws.store.runs.get(late), "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
+        assert end_unattended(ws, late, "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
 
 
 def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
