@@ -162,7 +162,7 @@ def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> li
         content = Content(each["content"])
         stored = ws.objects.has(content)
         entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[Facts] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
+        files: list[Facts] = [{"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"} for entry in entries]
         files.sort(key=lambda file: file["path"])
         size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
         listed = [file for file in files if file["path"] > after][:FILES]

@@ -24,11 +24,12 @@ _BYTES: Final = "application/octet-stream"
 class FileView(BaseModel):
     path: str
     bytes: int
+    content: str = Field(description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder.")
 
 
 class ArtifactView(OutputView):
     stored: bool = Field(description="Whether its bytes are here.")
-    files: list[FileView] = Field(description=f"Of a folder: its files, the first {views.FILES} after `after`, sorted.")
+    files: list[FileView] = Field(description=f"Of a folder: what is in it, the first {views.FILES} after `after`, sorted.")
 
 
 class ArtifactList(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -286,7 +287,8 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     run = rest.submit("tree")
     rest.until(run, "COMPLETED")
     (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
-    assert listed["files"] == [{"path": "a/b.txt", "bytes": 2}] and listed["bytes"] == 2
+    content = f"f:{hashlib.sha256(b'b' + bytes([10])).hexdigest()}"
+    assert listed["files"] == [{"path": "a/b.txt", "bytes": 2, "content": content}] and listed["bytes"] == 2
     path = f"/v1/runs/{run}/artifacts/make.d"
     assert rest.ask("GET", f"{path}?path=a/b.txt").content == b"b\n"
     for wrong in ("", "?path=a", "?path=../a/b.txt", "?path=/etc/passwd"):
