@@ -6,7 +6,7 @@ from typing import Annotated, BinaryIO, Final
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ..interface import views
 from ..storage.content.files import Content
@@ -21,10 +21,18 @@ router = APIRouter(prefix="/v1/runs/{run}/artifacts", tags=["runs"])
 _BYTES: Final = "application/octet-stream"
 
 
+def _spelt(path: str) -> str:
+    """A path as JSON can have it: what is not UTF-8 in it is replaced."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_Name = Annotated[str, BeforeValidator(_spelt)]
+
+
 class FileView(BaseModel):
-    path: str
+    path: _Name
     bytes: int
-    content: str = Field(description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder.")
+    content: _Name = Field(description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder.")
 
 
 class ArtifactView(OutputView):
@@ -77,7 +85,7 @@ def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
             raise Refused(404, "not-found", "the output is a file, not a folder", "ask for it without `path`")
         return str(ws.objects.path(content)), found.content
     for entry in ws.objects.manifests.entries(content):
-        if entry.path == path and entry.kind in "fx":
+        if _spelt(entry.path) == path and entry.kind in "fx":
             return f"{ws.objects.path(content)}/{entry.path}", entry.value
     raise Refused(404, "not-found", "the output is a folder and has no such file", "its `files` are listed; give one as `path`")
 

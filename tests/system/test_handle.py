@@ -33,7 +33,7 @@ steps:
       for n in $(seq {{ inputs.times }}); do echo {{ inputs.word }} $n; done
       printf 'an open line'; echo '{"loss": 2.5}' >> $RECIPE_METRICS
       mkdir -p {{ outputs.all }}/deep; echo {{ inputs.word }} > {{ outputs.all }}/deep/said.txt; echo 2 > {{ outputs.all }}/two.txt
-      cd {{ outputs.all }}; mkdir empty; ln -s deep/said.txt last; echo '#!/bin/sh' > tool; chmod +x tool
+      cd {{ outputs.all }}; mkdir empty; ln -s deep/said.txt last; ln -s deep/none gone; echo '#!/bin/sh' > tool; chmod +x tool
     metrics: true
     outputs: {all: all/}
   copy: {run: 'cp {{ steps.say.all }}/two.txt {{ outputs.two }}; echo copied', outputs: {two: two.txt}}
@@ -106,13 +106,14 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
         paths = run.download(tmp_path / "results")
         assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
             "results/say.all/deep/said.txt",
+            "results/say.all/gone",
             "results/say.all/last",
             "results/say.all/tool",
             "results/say.all/two.txt",
             "results/copy.two",
         ]
-        assert [path.read_text() for path in paths] == ["hello\n", "hello\n", "#!/bin/sh\n", "2\n", "2\n"]
-        assert [path.name for path in paths if os.access(path, os.X_OK)] == ["tool"] and os.readlink(paths[1]) == "deep/said.txt"
+        assert [path.read_text() for path in paths if path.exists()] == ["hello\n", "hello\n", "#!/bin/sh\n", "2\n", "2\n"]
+        assert [path.name for path in paths if os.access(path, os.X_OK)] == ["tool"] and os.readlink(paths[2]) == "deep/said.txt"
         assert list((tmp_path / "results/say.all/empty").iterdir()) == []
         assert [line.text for line in run.logs(step="copy")] == ["copied"]
         (tmp_path / "results/copy.two").write_text("mine")

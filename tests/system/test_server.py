@@ -63,7 +63,7 @@ TREE = """\
 recipe: tree@1
 steps:
   make:
-    run: 'mkdir -p {{ outputs.d }}/a; echo b > {{ outputs.d }}/a/b.txt; for n in 1 2 3 4; do echo "{\\"step\\": $n, \\"loss\\": 1.5}" >> $RECIPE_METRICS; done'
+    run: 'mkdir -p {{ outputs.d }}/a; echo b > {{ outputs.d }}/a/b.txt; echo c > "{{ outputs.d }}/n$(printf "\\377")"; for n in 1 2 3 4; do echo "{\\"step\\": $n, \\"loss\\": 1.5}" >> $RECIPE_METRICS; done'
     metrics: true
     outputs: {d: tree/}
 """
@@ -288,9 +288,11 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     rest.until(run, "COMPLETED")
     (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
     content = f"f:{hashlib.sha256(b'b' + bytes([10])).hexdigest()}"
-    assert listed["files"] == [{"path": "a/b.txt", "bytes": 2, "content": content}] and listed["bytes"] == 2
+    assert listed["files"][:1] == [{"path": "a/b.txt", "bytes": 2, "content": content}] and listed["bytes"] == 4
     path = f"/v1/runs/{run}/artifacts/make.d"
     assert rest.ask("GET", f"{path}?path=a/b.txt").content == b"b\n"
+    assert [file["path"] for file in listed["files"][1:]] == ["n\N{REPLACEMENT CHARACTER}"]  # a name that is no UTF-8, as JSON can have it
+    assert rest.ask("GET", f"{path}?path=n%EF%BF%BD").content == b"c\n"
     for wrong in ("", "?path=a", "?path=../a/b.txt", "?path=/etc/passwd"):
         refused(rest.ask("GET", path + wrong), 404, "not-found")
     lines = [json.loads(line) for line in rest.ask("GET", f"/v1/runs/{run}/metrics").text.splitlines()]
