@@ -29,9 +29,13 @@ Facts: TypeAlias = Mapping[str, Any]
 """A mapping as JSON has it; what is in it, and in which unit, say the models of `server.runs` and `server.artifacts`."""
 
 
+LAST = 253402300799.0
+"""The last second of the year 9999: one that was asked for in a zone to the west of Greenwich may be later, and RFC 3339 has none."""
+
+
 def moment(at: float | None) -> str | None:
     """A time as RFC 3339 writes it."""
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if at is None else datetime.fromtimestamp(min(at, LAST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:

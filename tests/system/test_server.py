@@ -316,6 +316,15 @@ def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) ->
     refused(rest.ask("POST", f"/v1/runs/{rest.submit(**late)}/resume"), 409, "not-paused")
 
 
+def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_does_not_have(rest: Rest) -> None:
+    late = "9999-12-31T23:59:59-12:00"
+    run = rest.ask("POST", "/v1/runs", {"recipe": "hello", "inputs": {"word": "late"}, "not_before": late})
+    assert run.status_code == 201 and run.json()["not_before"] == "9999-12-31T23:59:59.000Z"
+    assert run.json()["id"] in [row["id"] for row in rest.get("/v1/runs")["runs"]]
+    assert rest.ask("POST", "/v1/tokens", {"scope": "read", "expires": late}).status_code == 201 and rest.get("/v1/tokens")["tokens"]
+    assert rest.ask("POST", f"/v1/runs/{run.json()['id']}/cancel").status_code == 202
+
+
 def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:
     run = rest.submit(not_before="2099-01-01T00:00:00Z")
     form = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d ''` sends
