@@ -12,7 +12,7 @@ from ..interface import views
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import ranged
-from .answers import Refused
+from .answers import Refused, whole
 from .room import READ_RUN, InRoom, run_of
 from .runs import OutputView, outputs
 
@@ -21,12 +21,7 @@ router = APIRouter(prefix="/v1/runs/{run}/artifacts", tags=["runs"])
 _BYTES: Final = "application/octet-stream"
 
 
-def _spelt(path: str) -> str:
-    """A path as JSON can have it: what is not UTF-8 in it is replaced."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-_Name = Annotated[str, BeforeValidator(_spelt)]
+_Name = Annotated[str, BeforeValidator(whole)]
 
 
 class FileView(BaseModel):
@@ -85,7 +80,7 @@ def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
             raise Refused(404, "not-found", "the output is a file, not a folder", "ask for it without `path`")
         return str(ws.objects.path(content)), found.content
     for entry in ws.objects.manifests.entries(content):
-        if _spelt(entry.path) == path and entry.kind in "fx":
+        if whole(entry.path) == path and entry.kind in "fx":
             return f"{ws.objects.path(content)}/{entry.path}", entry.value
     raise Refused(404, "not-found", "the output is a folder and has no such file", "its `files` are listed; give one as `path`")
 

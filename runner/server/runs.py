@@ -258,7 +258,8 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
 
 
 def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
-    return {**found, "reason": plain(found["reason"], ws.root), "inputs": plain_value(found["inputs"], ws.root)}
+    typed = {name: plain_value(found[name], ws.root) for name in ("inputs", "labels")}
+    return {**found, "reason": plain(found["reason"], ws.root), **typed}
 
 
 def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:

@@ -19,8 +19,12 @@ from typing import Any
 import pytest
 
 from runner.errors import Infrastructure
+from runner.execution.queue import Ticket, submit
+from runner.execution.terms import Choice, Settings
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
 from tests.servers.rest import Rest
 from tests.support import until
 
@@ -323,6 +327,15 @@ def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_d
     assert run.json()["id"] in [row["id"] for row in rest.get("/v1/runs")["runs"]]
     assert rest.ask("POST", "/v1/tokens", {"scope": "read", "expires": late}).status_code == 201 and rest.get("/v1/tokens")["tokens"]
     assert rest.ask("POST", f"/v1/runs/{run.json()['id']}/cancel").status_code == 202
+
+
+def test_runs_are_listed_though_a_word_that_was_typed_for_one_is_no_utf_8(rest: Rest) -> None:
+    with Workspace.open(rest.root) as ws:
+        typed = Request("./hello.yaml", {"word": os.fsdecode(b"caf\xe9")})
+        run = submit(ws, typed, Choice(), Settings(), Ticket()).id
+    row = next(row for row in rest.get("/v1/runs")["runs"] if row["id"] == run)
+    assert row["inputs"]["word"] == "caf\N{REPLACEMENT CHARACTER}"
+    assert rest.until(run, "COMPLETED", "FAILED") and rest.get(f"/v1/runs/{run}")["id"] == run and rest.get(f"/v1/runs/{run}/events")["events"]
 
 
 def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:
