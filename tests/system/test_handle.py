@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -203,6 +203,18 @@ def test_a_run_that_waits_again_for_a_worker_needs_no_recovery(tmp_path: Path) -
         run.resume()
         listed = subprocess.run([*RECIPE, "runs", "-C", str(tmp_path), "--json"], capture_output=True, check=True, text=True)
     assert [each["state"] for each in json.loads(listed.stdout)] == ["QUEUED"]
+
+
+def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "talk.yaml").write_text(TALK)
+    wrong: list[dict[str, Any]] = [{"limits": {"tme": 1}}, {"limits": {"cost": -1}}, {"priority": "x"}, {"labels": {"a": 1}}, {"user": 5}]
+    for how in [*wrong, {"not_before": "soon"}, {"limits": 5}]:
+        with pytest.raises(Invalid):
+            runner.submit("./talk.yaml", workspace=tmp_path, **how)
+    misspelt: dict[str, Any] = {"limit": {"cost": 1}}
+    with pytest.raises(TypeError, match="limits"):
+        runner.submit("./talk.yaml", workspace=tmp_path, **misspelt)
+    assert not (tmp_path / ".recipe").exists()
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:
