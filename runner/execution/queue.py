@@ -125,6 +125,11 @@ def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
     return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
 
 
+def reports_of(row: RunRow) -> Mapping[str, object]:
+    """Who got reports of a run, and gets those of its retry."""
+    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
+
+
 def give_back(ws: Workspace, run: str) -> bool:
     """Have workers go on with a paused run.  False: a worker has it already, or it is over."""
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")

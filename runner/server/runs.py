@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import Ticket, give_back, submit
+from ..execution.queue import Ticket, give_back, reports_of, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
@@ -359,11 +359,6 @@ def retry(run: str, room: InRoom, asked: Retry | None = None) -> Done:
         choice = Choice(begin=stored(asked.begin)) if asked and asked.begin else choice_of_run(row)
         labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
         ticket = Ticket(
-            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _reports_to(row), reach, here=ws.share(None) is None
+            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", reports_of(row), reach, here=ws.share(None) is None
         )
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
-
-
-def _reports_to(row: RunRow) -> Mapping[str, object]:
-    """Who got reports of a run, and gets those of its retry."""
-    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}

@@ -15,9 +15,13 @@ import pytest
 
 import runner
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
+from runner.execution.queue import Ticket, submit
+from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run
+from runner.storage.workspace import Workspace
 from runner.survey import run_graph
+from runner.survey.survey import Request
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.servers.rest import Rest
@@ -215,6 +219,17 @@ def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_p
     with pytest.raises(TypeError, match="limits"):
         runner.submit("./talk.yaml", workspace=tmp_path, **misspelt)
     assert not (tmp_path / ".recipe").exists()
+
+
+def test_a_retry_is_reported_to_whom_the_run_was(tmp_path: Path) -> None:
+    hooks = [{"url": "https://hooks.example/runs", "events": ["run.*"]}]
+    with Workspace.open(folder(tmp_path / "space")) as ws:
+        ticket = Ticket(reports_to={"webhooks": hooks}, labels={"gpu": "none"}, priority=3, user="ann")
+        first = submit(ws, Request("./talk.yaml", {}), Choice(), Settings(), ticket).id
+        with runner.run_of(first, workspace=ws.root) as run:
+            run.cancel()
+            again = ws.store.runs.get(run.retry().id)
+        assert again.id != first and (again.data["webhooks"], again.priority, again.user) == (hooks, 3, "ann")
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, NoReturn
 from urllib.parse import unquote
 
 from ...errors import Busy, CannotRun, Infrastructure, Invalid, NotFound, Problem
-from ...execution.queue import Ticket, again, give_back, submit
+from ...execution.queue import Ticket, again, give_back, reports_of, submit
 from ...execution.signals import apart
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
@@ -200,7 +200,8 @@ class Here:
         if request is None:
             raise NotFound(f"run {row.id} did not note what it was asked for", fix="submit its recipe and inputs")
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, here=self.ws.store.runs.shared)
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user)
+        ticket = ticket._replace(reports_to=reports_of(row), here=self.ws.store.runs.shared)
         return submit(self.ws, request, choice, settings_of_run(row), ticket).id
 
 
