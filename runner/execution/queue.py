@@ -65,6 +65,8 @@ SAFETY: Final = 4.0
 """Seconds after which a worker looks for runs though nothing was stored: one is due by now, or its worker died."""
 
 
+PRIORITY: Final = 1_000_000
+"""How high the priority of a run may be, and how low below 0."""
 COLLECT: Final = 1.0
 """Seconds between two collections of garbage, at least: runs leave circles, which Python by itself looks for ever more seldom."""
 
@@ -90,6 +92,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     """
     from ..language.library import find
 
+    _storable(ticket)
     travels = ws.store.runs.shared and not ticket.here
     if travels:
         ws = ws.within(ws.root)
@@ -116,6 +119,23 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     if words := no_points(ws, done.id):
         raise refused(done.id, words)
     return done
+
+
+def _storable(ticket: Ticket) -> None:
+    """Raises Invalid for what no database has a place for."""
+    words = (("user", ticket.user), ("key", ticket.idempotency))
+    problems = [Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL") for name, word in words if not _is_text(word)]
+    if not -PRIORITY <= ticket.priority <= PRIORITY:
+        problems.append(Problem("bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"))
+    if problems:
+        raise Invalid(problems)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        return b"\0" not in word.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import Ticket, give_back, reports_of, submit
+from ..execution.queue import PRIORITY, Ticket, give_back, reports_of, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
@@ -59,7 +59,7 @@ class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
     driver: str = Field(default="local", min_length=1, max_length=64, description="Where it runs: a driver of `recipe doctor`.")
-    priority: Whole = Field(default=0, ge=-1_000_000, le=1_000_000, description="A higher one is taken first.")
+    priority: Whole = Field(default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first.")
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")

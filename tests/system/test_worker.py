@@ -145,6 +145,13 @@ def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("words", [("--user", b"Andr\xe9"), ("--key", b"caf\xe9"), ("--priority", b"99999999999999999999")])
+def test_what_no_database_has_a_place_for_is_refused_with_a_submit(space: Space, words: tuple[str, bytes]) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    code, _, said = space.command("submit", "./recipe.yaml", words[0], os.fsdecode(words[1]))
+    assert code == 3 and "of a run is" in said, said
+
+
 def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:
     run = submitted(slow)
     worker = slow.start("worker", "-q")
