@@ -44,8 +44,10 @@ from .terms import (
     Summary,
     asked,
     choice_of_run,
+    limits_asked,
     limits_of,
     login,
+    lower,
     new_id,
     noted,
     placed,
@@ -100,7 +102,8 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
-    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
+    limits = lower(plan.settings.limits, limits_asked(ws, settings))
+    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
