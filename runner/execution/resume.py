@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from ..digest import of_value
 from ..errors import Busy
 from ..planning.schedule import FINAL, Spent, State, spent
-from ..storage.records.runs import WORKER_GONE, Requested, RunRow
+from ..storage.records.runs import WORKER_GONE, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -117,6 +116,6 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)
     budgets = {id: spent(reasons) for id, reasons in failed.items()}
     if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
-        with suppress(Requested):
-            ws.store.runs.group(row.id, fence, run_state=(row.state, row.reason), answers=row.request)
+        state = "QUEUED" if row.state == "PAUSED" else row.state
+        ws.store.runs.group(row.id, fence, run_state=(state, row.reason), answers=row.request)
     return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)

@@ -12,9 +12,11 @@ from typing import Literal
 import pytest
 
 from runner.errors import Infrastructure
-from runner.execution import unattended
+from runner.execution import unattended, worker
 from runner.execution.queue import Ticket, give_back, serve, submit
+from runner.execution.resume import Claimed
 from runner.execution.steps import control, loop
+from runner.execution.steps.commit import GroupCommit
 from runner.execution.steps.loop import Report
 from runner.execution.steps.work import Handover, Work
 from runner.execution.terms import Choice, Settings
@@ -257,6 +259,29 @@ def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fa
         monkeypatch.setattr(unattended, "left_by", asked)
         serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
         assert (ws.store.runs.get(run).state, ws.store.runs.get(run).request) == (state, "")
+
+
+@pytest.mark.parametrize(("what", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
+@pytest.mark.parametrize("verb", ["run", "worker"])
+def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
+    space: Space, monkeypatch: pytest.MonkeyPatch, verb: str, what: str, state: str
+) -> None:
+    space.recipe("steps: {a: {run: 'while :; do sleep 0.02; done'}}")
+    begun = worker._begun
+
+    def asked(ours: worker.Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(begins.id, what)
+        return begun(ours, begins, jobs)
+
+    monkeypatch.setattr(worker, "_begun", asked)
+    if verb == "run":
+        space.attempt()
+    else:
+        with Workspace.open(space.root) as ws:
+            submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket())
+        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+    assert [found for _, found in runs(space)] == [state]
 
 
 def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> None:

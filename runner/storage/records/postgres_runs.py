@@ -93,12 +93,12 @@ WITH ours AS (
         held_until = now() + %(long)s * interval '1 second',
         state = coalesce(%(state)s::text, state),
         reason = coalesce(%(why)s::text, reason),
-        request = CASE WHEN %(state)s::text IS NULL THEN request ELSE '' END,
+        request = CASE WHEN %(state)s::text IS NOT NULL AND request = %(answers)s::text THEN '' ELSE request END,
         ended = CASE WHEN %(state)s::text IS NULL THEN ended WHEN %(over)s::bool THEN %(now)s::float8 END,
         claim = CASE WHEN %(let_go)s::bool THEN '' ELSE claim END,
         data = CASE WHEN %(over)s::bool AND data LIKE '%%"opens":%%' THEN (data::jsonb - 'opens')::text ELSE data END
     WHERE id = %(run)s AND fence = %(fence)s AND holder = %(me)s AND claim <> ''
-        AND (%(state)s::text IS NULL OR request IN ('', %(answers)s::text))
+        AND (NOT %(let_go)s::bool OR request IN ('', %(answers)s::text))
     RETURNING id, next_event
 ), noted AS (
     INSERT INTO events SELECT ours.id, next_event - %(count)s::int + n - 1, %(now)s, e0, e1, e2, e3, e4, e5
@@ -302,7 +302,7 @@ class PostgresRuns(Runs):
             with db.transaction() if events else nullcontext():  # one statement is a transaction
                 while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
                     request = self.requested(run, fence)  # raises Stale
-                    if state is not None and request not in ("", answers):
+                    if state in LET_GO and request not in ("", answers):
                         raise Requested(request)
                 last = int(row[0]) - 1
                 if events:

@@ -388,8 +388,9 @@ class Runs(Protocol):
         With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
 
         `run_state` is the run's next (state, reason); a final one ends the run and its claim, and forgets what opens
-        its addresses; PAUSED ends the claim, too.  It must answer the request that is pending, if any:
-        otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
+        its addresses; PAUSED ends the claim, too.  One that ends the claim must answer the request that is pending, if any:
+        otherwise Requested is raised, so that a cancel that came before the end wins.  In any other state a request that
+        it does not answer stays, to be read.  Stale: another worker has the run.
         """
         ...
 

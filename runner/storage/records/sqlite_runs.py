@@ -209,11 +209,14 @@ class SqliteRuns(Runs):
             last, request = rows[0][0] - 1, rows[0][1]
             if run_state is not None:
                 if request not in ("", answers):
-                    raise Requested(request)
+                    if run_state[0] in LET_GO:
+                        raise Requested(request)
+                    answers = ""
                 ended = now if run_state[0] in FINAL else None
                 db.execute(
-                    "UPDATE runs SET state = ?, reason = ?, request = '', ended = ?, claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
-                    (*run_state, ended, run_state[0] in LET_GO, run),
+                    "UPDATE runs SET state = ?, reason = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
+                    " claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
+                    (*run_state, answers, ended, run_state[0] in LET_GO, run),
                 )
                 if ended is not None:
                     db.execute("UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'", (run,))
