@@ -32,10 +32,7 @@ def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], Non
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    if ws.store.runs.get(run).state == state:
-        ws.store.runs.release(run, fence)
-    else:
-        end_claimed(ws, run, fence, state, say)
+    end_claimed(ws, run, fence, state, say)
     return True
 
 

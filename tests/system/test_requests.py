@@ -284,6 +284,22 @@ def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
     assert [found for _, found in runs(space)] == [state]
 
 
+def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    with Workspace.open(space.root) as ws:
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        assert end_unattended(ws, run, "PAUSED", print) and end_unattended(ws, run, "PAUSED", print)
+        assert [event.after for event in ws.store.runs.events(run)] == ["QUEUED", "PAUSED"]
+        looked = unattended.left_by
+
+        def asked(folder: str, id: str) -> object:
+            assert ws.store.runs.request(run, "cancel")
+            return looked(folder, id)
+
+        monkeypatch.setattr(unattended, "left_by", asked)
+        assert end_unattended(ws, run, "PAUSED", print) and ws.store.runs.get(run).state == "CANCELLED"
+
+
 def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     space.run()

@@ -408,7 +408,8 @@ class Runs(Protocol):
             elif row.request == "resume" and state == "PAUSED":
                 state, reason = "QUEUED", "resumed"
             moves, steps = beside(state)
-            moves = [*moves, Move("run", run, row.state, state, reason)]
+            if row.state != state:
+                moves = [*moves, Move("run", run, row.state, state, reason)]
             try:
                 self.group(run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
             except Requested:  # since we looked
