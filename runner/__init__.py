@@ -205,9 +205,10 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
     from .execution.queue import Ticket
     from .execution.terms import Choice, Settings
     from .interface.handle.far import is_server
-    from .interface.handle.opening import New
+    from .interface.handle.opening import New, checked
     from .storage.workspace import results_place
 
+    checked(how)
     out, python, due = how.get("out"), how.get("python"), how.get("not_before")
     request = _request(_standing(how.get("workspace"), recipe), recipe, inputs, how.get("preset"), out, python, how.get("nodes", 0))
     if is_server(how.get("to") or ""):

@@ -18,7 +18,6 @@ from ..digest import of_value
 from ..errors import CannotRun, Infrastructure, Invalid, NotFound, Problem, RecipeError, StoreBusy
 from ..hosts.link import client
 from ..planning.ids import bare
-from ..planning.schedule import Move
 from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
@@ -45,8 +44,10 @@ from .terms import (
     Summary,
     asked,
     choice_of_run,
+    limits_asked,
     limits_of,
     login,
+    lower,
     new_id,
     noted,
     placed,
@@ -66,6 +67,8 @@ SAFETY: Final = 4.0
 """Seconds after which a worker looks for runs though nothing was stored: one is due by now, or its worker died."""
 
 
+PRIORITY: Final = 1_000_000
+"""How high the priority of a run may be, and how low below 0."""
 COLLECT: Final = 1.0
 """Seconds between two collections of garbage, at least: runs leave circles, which Python by itself looks for ever more seldom."""
 
@@ -91,6 +94,7 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     """
     from ..language.library import find
 
+    _storable(ticket)
     travels = ws.store.runs.shared and not ticket.here
     if travels:
         ws = ws.within(ws.root)
@@ -98,7 +102,8 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     source = find(request.recipe, ws.root)
     plan = compiled(ws, source, request, {})
     check_ids(plan, choice, bare)  # which instances there are may be known only when it runs
-    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(plan.settings.limits)}
+    limits = lower(plan.settings.limits, limits_asked(ws, settings))
+    data = {"source": str(source), "asked": asked(storable(ws, plan, request)), **noted(choice, settings), **limits_of(limits)}
     parcel = _parcel(ws, request, settings) if travels else HERE
     data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
@@ -119,6 +124,23 @@ def submit(ws: Workspace, request: Request, choice: Choice, settings: Settings, 
     return done
 
 
+def _storable(ticket: Ticket) -> None:
+    """Raises Invalid for what no database has a place for."""
+    words = (("user", ticket.user), ("key", ticket.idempotency))
+    problems = [Problem("bad-value", f"the {name} of a run is text in UTF-8, without NUL") for name, word in words if not _is_text(word)]
+    if not -PRIORITY <= ticket.priority <= PRIORITY:
+        problems.append(Problem("bad-value", f"the priority of a run is at least {-PRIORITY} and at most {PRIORITY}"))
+    if problems:
+        raise Invalid(problems)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        return b"\0" not in word.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
     """Store a run that is over as a new one, with the same bundle."""
     now = time.time()
@@ -126,13 +148,18 @@ def again(ws: Workspace, row: RunRow, choice: Choice) -> Submitted:
     return ws.store.runs.submit(row._replace(id=new_id(), data=data, created=now, due=now, idempotency=""))
 
 
-def give_back(ws: Workspace, row: RunRow) -> bool:
-    """Have workers go on with a paused run.  False: a worker has it already."""
-    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+def reports_of(row: RunRow) -> Mapping[str, object]:
+    """Who got reports of a run, and gets those of its retry."""
+    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
+
+
+def give_back(ws: Workspace, run: str) -> bool:
+    """Have workers go on with a paused run.  False: a worker has it already, or it is over."""
+    fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "QUEUED", "resumed")], run_state=("QUEUED", "resumed"), answers=row.request)
-    ws.store.runs.release(row.id, fence)
+    if ws.store.runs.get(run).state != "PAUSED" or ws.store.runs.settle(run, fence, "QUEUED", "resumed") == "QUEUED":
+        ws.store.runs.release(run, fence)
     return True
 
 
@@ -272,8 +299,10 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
         ws = _unpacked(ws, row)
         ws.hooked[row.id] = "webhooks" in row.data
         while not _worked(ws, row, fence, listener, handover):
-            fence = ws.store.runs.claim(row.id, f"process {os.getpid()}") or 0
-            row = ws.store.runs.get(row.id)
+            claimed = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+            if claimed is None:  # it was cancelled meanwhile, or another works on it
+                return True
+            fence, row = claimed, ws.store.runs.get(row.id)
         return True
     except Stale:
         listener.say(f"run {row.id} was taken over by another worker, because this one was silent for too long")
@@ -295,7 +324,7 @@ def _carry_out(ws: Workspace, row: RunRow, listener: Listener, handover: Handove
 def _worked(ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover) -> bool:
     """False: the run paused and is to be resumed at once."""
     if row.request in ("cancel", "pause"):
-        end_claimed(ws, row, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
+        end_claimed(ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say)
         return True
     if poisoned(ws, row, fence) or no_points(ws, row.id, fence):
         return True
@@ -370,4 +399,4 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
 def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:
     """Store the end of a run that is still open."""
     if row.fence == fence and row.claim:
-        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
+        ws.store.runs.settle(row.id, fence, state, reason)

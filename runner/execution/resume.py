@@ -9,7 +9,7 @@ from typing import Final
 
 from ..digest import of_value
 from ..errors import Busy
-from ..planning.schedule import FINAL, Move, Spent, State, spent
+from ..planning.schedule import FINAL, Spent, State, spent
 from ..storage.records.runs import WORKER_GONE, RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
@@ -70,8 +70,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             continue
         if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
             continue
-        state, reason = ("CANCELLED", "cancelled") if row.request == "cancel" else ("FAILED", WORKER_GONE)
-        ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, state, reason)], run_state=(state, reason), answers=row.request)
+        ws.store.runs.settle(row.id, fence, "FAILED", WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(f"run {wanted} cannot be resumed: its plan has changed, or a worker has it", fix="`recipe retry` makes a new run of it")
     return taken
@@ -86,14 +85,14 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
         if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
             continue
         if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
-            ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "COMPLETED", "resumed")], run_state=("COMPLETED", ""))
+            ws.store.runs.settle(row.id, fence, "COMPLETED", "")
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
-    ws.store.runs.group(row.id, fence, [Move("run", row.id, row.state, "FAILED", "poison")], run_state=("FAILED", "poison"), answers=row.request)
+    ws.store.runs.settle(row.id, fence, "FAILED", "poison")
     return True
 
 
@@ -116,6 +115,7 @@ def as_it_stood(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claime
     states = {id: stored.get(id, State.WAITING) for id in todo | open}
     made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key)
     budgets = {id: spent(reasons) for id, reasons in failed.items()}
-    if row.request:  # a pause that its worker never read, or that is over now
-        ws.store.runs.group(row.id, fence, run_state=(row.state, row.reason), answers=row.request)
+    if row.request:  # a pause that its worker never read, or that is over now; what was asked since is there to be read
+        state = "QUEUED" if row.state == "PAUSED" else row.state
+        ws.store.runs.group(row.id, fence, run_state=(state, row.reason), answers=row.request)
     return Claimed(row.id, fence, row.state, True, states, budgets, tries, made)

@@ -20,7 +20,7 @@ from ..survey.survey import Request, Survey, survey
 from .refusals import check, preflight
 from .reporting import delivering, no_points, refused
 from .results import results, sizes, tell
-from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, new_id, noted, placed
+from .terms import EVERYTHING, Choice, Listener, Overview, Settings, Since, Summary, asked, limits_of, lower, new_id, noted, placed
 
 if TYPE_CHECKING:
     from ..hosts.ahead import Ahead
@@ -202,7 +202,7 @@ def _submitted(ws: Workspace, found: Survey, id: str, digest: str, choice: Choic
 
     total, fresh = sizes(found)
     data = {"source": str(found.source), "asked": asked(found.request), "digest": digest, "total": total, "fresh": fresh}
-    data |= noted(choice, settings) | limits_of(found.plan.settings.limits)
+    data |= noted(choice, settings) | limits_of(lower(found.plan.settings.limits, settings.limits))
     row = RunRow(id, found.plan.recipe, found.plan.digest, found.plan.inputs, str(ws.root), created=time.time(), data=data)
     fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")

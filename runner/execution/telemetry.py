@@ -67,7 +67,7 @@ class Telemetry:
     def _point(self, attempt: str, line: bytes) -> None:
         try:
             parsed = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         point = point_of(parsed, time.time()) if isinstance(parsed, dict) else None
         if point is None:

@@ -189,11 +189,17 @@ def placed(ws: Workspace, settings: Settings) -> Settings:
         raise Invalid([Problem("clash", "--keep-alive is about the machine that a stack keeps, and there is none", fix=fix)])
     if stack is None:
         return settings
+    return replace(settings, driver=stack.driver, limits=limits_asked(ws, settings))
+
+
+def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
+    """The limits of a request, with those of its stack.  Raises NotFound."""
+    if not settings.stack:
+        return settings.limits
     from ..language.units import duration, money
 
     read = {"time": duration, "cost": money}
-    limits = {name: read[name](text) for name, text in stack.limits.items()}
-    return replace(settings, driver=stack.driver, limits={**limits, **settings.limits})
+    return {**{name: read[name](text) for name, text in ws.config.stack(settings.stack).limits.items()}, **settings.limits}
 
 
 def settings_of_run(row: RunRow) -> Settings:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 from drivers.base import Job
@@ -13,7 +14,7 @@ from drivers.base import Job
 from ..errors import Infrastructure
 from ..hosts.link import client
 from ..planning.schedule import FINAL, Move, State
-from ..storage.records.runs import RunRow, StepRow
+from ..storage.records.runs import LET_GO, Beside, StepRow
 from ..storage.workspace import Workspace
 from .steps.control import SAVING
 from .steps.orphans import left_by
@@ -23,30 +24,32 @@ LATE = timedelta(seconds=10)
 """After the kill: until a job that does not end is given up."""
 
 
-def end_unattended(ws: Workspace, row: RunRow, state: END, say: Callable[[str], None]) -> bool:
-    """Cancel or pause a run that no worker has.  False: a worker has it after all.
+def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], None]) -> bool:
+    """Cancel or pause a run that no worker has.  False: a worker has it after all, or it is over.
 
     What it left running on this machine is stopped.  What it left on others is named: a run with the same driver takes it up, or ends it.
     """
-    fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+    fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    end_claimed(ws, row, fence, state, say)
+    end_claimed(ws, run, fence, state, say)
     return True
 
 
-def end_claimed(ws: Workspace, row: RunRow, fence: int, state: END, say: Callable[[str], None]) -> None:
+def end_claimed(ws: Workspace, run: str, fence: int, state: END, say: Callable[[str], None]) -> None:
     """The same for a run that is ours already, and that nothing of this process works on."""
     try:
-        names, elsewhere = left_by(f"{ws.home}/attempts", row.id)
+        names, elsewhere = left_by(f"{ws.home}/attempts", run)
         for name, place in elsewhere.items():
-            say(f"{place} may still run {name}, a job of {row.id}: `recipe run` with the same driver takes it over, or ends it")
+            say(f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it")
         if names:
             asyncio.run(_end(ws, names))
-        _close(ws, row, fence, state)
+        settled = ws.store.runs.settle(run, fence, state, state.lower(), partial(_open, ws, run))
     except BaseException:
-        ws.store.runs.release(row.id, fence)
+        ws.store.runs.release(run, fence)
         raise
+    if settled not in LET_GO:
+        ws.store.runs.release(run, fence)
 
 
 async def _end(ws: Workspace, names: Sequence[str]) -> None:
@@ -63,14 +66,10 @@ async def _end(ws: Workspace, names: Sequence[str]) -> None:
     await local.aclose()
 
 
-def _close(ws: Workspace, row: RunRow, fence: int, state: END) -> None:
-    """Give a run without jobs this state: what it had open is CANCELLED, or what was RUNNING is QUEUED again."""
+def _open(ws: Workspace, run: str, state: str) -> Beside:
+    """What goes with the state of a run without jobs: what it had open is CANCELLED, or what was RUNNING is QUEUED again."""
     after = State.CANCELLED if state == "CANCELLED" else State.QUEUED
-    open = [step for step in ws.store.runs.steps(row.id).values() if State(step.state) not in FINAL]
+    open = [step for step in ws.store.runs.steps(run).values() if State(step.state) not in FINAL]
     moved = [step for step in open if after is State.CANCELLED or step.state == State.RUNNING]
     reason = state.lower()
-    moves = [*(Move("step", step.step, step.state, after, reason) for step in moved), Move("run", row.id, row.state, state, reason)]
-    steps = [StepRow(row.id, step.step, after, "", reason) for step in moved]
-    ws.store.runs.group(row.id, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
-    if state == "PAUSED":
-        ws.store.runs.release(row.id, fence)
+    return [Move("step", step.step, step.state, after, reason) for step in moved], [StepRow(run, step.step, after, "", reason) for step in moved]

@@ -204,10 +204,7 @@ def _over(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
         ws.store.runs.requested(commits.run, commits.fence)
         ws.store.runs.release(commits.run, commits.fence)
         return "ACTIVE"
-    state = _closed(commits, report.state, why)
-    if state == "PAUSED":
-        ws.store.runs.release(commits.run, commits.fence)
-    return state
+    return _closed(commits, report.state, why)
 
 
 def _closed(commits: GroupCommit, state: str, why: str) -> str:

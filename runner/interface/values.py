@@ -94,9 +94,11 @@ class Line(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a download brings next: the bytes that follow are of this file, which has the digest `content` where that is known."""
+    """What a download brings next.  Of a plain file or a program the bytes follow, which have the digest behind `f:` or `x:` where that is known.
+
+    `l:` and where it leads is a link, `d:` a folder.
+    """
 
     path: str
     content: str
     size: int | None
-    executable: bool

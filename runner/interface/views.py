@@ -29,9 +29,13 @@ Facts: TypeAlias = Mapping[str, Any]
 """A mapping as JSON has it; what is in it, and in which unit, say the models of `server.runs` and `server.artifacts`."""
 
 
+LAST = 253402300799.0
+"""The last second of the year 9999: one that was asked for in a zone to the west of Greenwich may be later, and RFC 3339 has none."""
+
+
 def moment(at: float | None) -> str | None:
     """A time as RFC 3339 writes it."""
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if at is None else datetime.fromtimestamp(min(at, LAST), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def listed(ws: Workspace, rows: Sequence[RunRow]) -> list[Facts]:
@@ -162,7 +166,7 @@ def artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> li
         content = Content(each["content"])
         stored = ws.objects.has(content)
         entries = ws.objects.manifests.entries(content) if stored and each["folder"] else ()
-        files: list[Facts] = [{"path": entry.path, "bytes": entry.size} for entry in entries if entry.kind in "fx"]
+        files: list[Facts] = [{"path": entry.path, "bytes": entry.size, "content": f"{entry.kind}:{entry.value}"} for entry in entries]
         files.sort(key=lambda file: file["path"])
         size = sum(file["bytes"] for file in files) if stored and each["folder"] else each["bytes"]
         listed = [file for file in files if file["path"] > after][:FILES]

@@ -57,6 +57,7 @@ LONGEST: Final = 1000
 """Characters of a message."""
 MOST: Final = 100
 """Problems of one answer."""
+_HALF = re.compile("[\ud800-\udfff]")
 _PATH = re.compile(r"(?<![\w:/.~-])(?:~|(?!/v1/))(?:/[\w.@+%=-]+)+/([\w.@+%=-]*)")
 STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
     Invalid: (422, "invalid"),
@@ -66,8 +67,14 @@ STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
 }
 
 
+def whole(text: str) -> str:
+    """A text as UTF-8 can have it: a name on this disk, or a word that was typed, may have bytes in it that are none."""
+    return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def plain(text: str, root: Path) -> str:
     """A text without the folders of this machine: a path below the workspace begins there, of any other only the last name stays."""
+    text = whole(text)
     for folder in (str(root), str(shipped())):
         text = text.replace(f"{folder}/", "").replace(folder, ".")
     return _PATH.sub(lambda found: f"…/{found[1]}", text)

@@ -6,13 +6,13 @@ from typing import Annotated, BinaryIO, Final
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ..interface import views
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from . import ranged
-from .answers import Refused
+from .answers import Refused, whole
 from .room import READ_RUN, InRoom, run_of
 from .runs import OutputView, outputs
 
@@ -21,14 +21,18 @@ router = APIRouter(prefix="/v1/runs/{run}/artifacts", tags=["runs"])
 _BYTES: Final = "application/octet-stream"
 
 
+_Name = Annotated[str, BeforeValidator(whole)]
+
+
 class FileView(BaseModel):
-    path: str
+    path: _Name
     bytes: int
+    content: _Name = Field(description="f: or, of a program, x: and the digest of its bytes; l: and where a link leads; d: of an empty folder.")
 
 
 class ArtifactView(OutputView):
     stored: bool = Field(description="Whether its bytes are here.")
-    files: list[FileView] = Field(description=f"Of a folder: its files, the first {views.FILES} after `after`, sorted.")
+    files: list[FileView] = Field(description=f"Of a folder: what is in it, the first {views.FILES} after `after`, sorted.")
 
 
 class ArtifactList(BaseModel):
@@ -76,7 +80,7 @@ def _place(ws: Workspace, found: OutputView, path: str) -> tuple[str, str]:
             raise Refused(404, "not-found", "the output is a file, not a folder", "ask for it without `path`")
         return str(ws.objects.path(content)), found.content
     for entry in ws.objects.manifests.entries(content):
-        if entry.path == path and entry.kind in "fx":
+        if whole(entry.path) == path and entry.kind in "fx":
             return f"{ws.objects.path(content)}/{entry.path}", entry.value
     raise Refused(404, "not-found", "the output is a folder and has no such file", "its `files` are listed; give one as `path`")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, Field
 
 from ..errors import NotFound, did_you_mean
-from ..execution.queue import Ticket, give_back, submit
+from ..execution.queue import PRIORITY, Ticket, give_back, reports_of, submit
 from ..execution.terms import Choice, Settings, choice_of_run, new_id, request_of_run, settings_of_run
 from ..execution.unattended import end_unattended
 from ..interface import views
@@ -31,6 +32,8 @@ router = APIRouter(prefix="/v1", tags=["runs"])
 State: TypeAlias = Literal["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 MOST: Final = 200
 """Runs of one page."""
+TRIES, LOOK = 20, 0.05
+"""How often a run is looked at that its worker is about to let go of, and the seconds between."""
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._@+-]*$"
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
@@ -56,7 +59,7 @@ class NewRun(Asked):
     """What is to be run, when, and by whom."""
 
     driver: str = Field(default="local", min_length=1, max_length=64, description="Where it runs: a driver of `recipe doctor`.")
-    priority: Whole = Field(default=0, ge=-1_000_000, le=1_000_000, description="A higher one is taken first.")
+    priority: Whole = Field(default=0, ge=-PRIORITY, le=PRIORITY, description="A higher one is taken first.")
     not_before: Moment | None = Field(default=None, description="No worker takes it before, as RFC 3339 has it.")
     user: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$", description="For whom it is.")
     labels: dict[_Label, _Label] = Field(default={}, max_length=32, description="Only a worker with all of these takes it.")
@@ -255,7 +258,8 @@ def detailed(ws: Workspace, row: RunRow) -> RunDetail:
 
 
 def _without_folders(ws: Workspace, found: views.Facts) -> Mapping[str, object]:
-    return {**found, "reason": plain(found["reason"], ws.root), "inputs": plain_value(found["inputs"], ws.root)}
+    typed = {name: plain_value(found[name], ws.root) for name in ("inputs", "labels")}
+    return {**found, "reason": plain(found["reason"], ws.root), **typed}
 
 
 def outputs(ws: Workspace, row: RunRow) -> list[OutputView]:
@@ -276,14 +280,15 @@ def _final(row: RunRow) -> Refused:
     return Refused(409, "final", f"the run is {row.state} already", f"POST /v1/runs/{row.id}/retry runs it anew")
 
 
-def _asked(ws: Workspace, run: str, what: str) -> Done:
-    """Store a request.  Raises Refused where the run is over, or no worker will read it."""
-    row = run_of(ws, run)
-    if row.state not in FINAL and row.due is None and not ws.store.runs.live(run):
+def _asked(ws: Workspace, row: RunRow, what: str) -> Done | None:
+    """Store a request.  None: the run is over, or its worker lets go of it just now.  Raises Refused where no worker will read it."""
+    if row.due is None and not ws.store.runs.live(row.id):
         raise _unworked(row, what)
-    if row.state in FINAL or not ws.store.runs.request(run, what):
-        raise _final(ws.store.runs.get(run))
-    return _done(ws, run)
+    return _done(ws, row.id) if ws.store.runs.request(row.id, what) else None
+
+
+def _held() -> Refused:
+    return Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
 
 
 def _unworked(row: RunRow, what: str) -> Refused:
@@ -299,14 +304,18 @@ def _done(ws: Workspace, run: str) -> Done:
 def stop(room: Room, run: str, what: Literal["cancel", "pause"], state: Literal["CANCELLED", "PAUSED"]) -> Done:
     """Cancel or pause: at once where it waits, else by its worker."""
     with room.reading() as ws:
-        row = run_of(ws, run)
-        if row.state in FINAL:
-            raise _final(row)
-        if row.state == state:
-            raise Refused(409, "already", f"the run is {state} already", f"POST /v1/runs/{run}/resume resumes it")
-        if row.state in ("QUEUED", "PAUSED") and end_unattended(ws, row, state, lambda _text: None):
-            return _done(ws, run)
-        return _asked(ws, run, what)
+        for _ in range(TRIES):
+            row = run_of(ws, run)
+            if row.state in FINAL:
+                raise _final(row)
+            if row.state == state:
+                raise Refused(409, "already", f"the run is {state} already", f"POST /v1/runs/{run}/resume resumes it")
+            if row.state in ("QUEUED", "PAUSED") and end_unattended(ws, run, state, lambda _text: None):
+                return _done(ws, run)
+            if (done := _asked(ws, row, what)) is not None:
+                return done
+            time.sleep(LOOK)
+        raise _held()
 
 
 @router.post("/runs/{run}/cancel", status_code=202, dependencies=OPERATE_RUN, summary="End a run; results and checkpoints stay")
@@ -328,11 +337,13 @@ def resume(run: str, room: InRoom, _body: Nothing | None = None) -> Done:
         if row.state != "PAUSED":
             if row.request != "pause":
                 raise Refused(409, "not-paused", f"the run is {row.state}, and no pause was asked for", f"POST /v1/runs/{run}/pause pauses it")
-            return _asked(ws, run, "resume")
+            if (done := _asked(ws, row, "resume")) is None:
+                raise _held()
+            return done
         if row.due is None:
             raise _unworked(row, "resume")
-        if not give_back(ws, row):
-            raise Refused(409, "busy", "the worker of the paused run has not let go of it yet", "try again in a second")
+        if not give_back(ws, run):
+            raise _held()
         return _done(ws, run)
 
 
@@ -348,11 +359,6 @@ def retry(run: str, room: InRoom, asked: Retry | None = None) -> Done:
         choice = Choice(begin=stored(asked.begin)) if asked and asked.begin else choice_of_run(row)
         labels, reach = row.data.get("labels"), ws.config.lists.get("data.allow", ())
         ticket = Ticket(
-            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", _reports_to(row), reach, here=ws.share(None) is None
+            row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, "", reports_of(row), reach, here=ws.share(None) is None
         )
         return _done(ws, submit(ws, request, choice, settings_of_run(row), ticket).id)
-
-
-def _reports_to(row: RunRow) -> Mapping[str, object]:
-    """Who got reports of a run, and gets those of its retry."""
-    return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}

@@ -135,6 +135,45 @@ def test_a_request_before_the_end_wins_and_after_it_is_refused(store: Store, fre
     assert [event.after for event in store.runs.events("r1")] == ["QUEUED", "cancel", "DONE", "CANCELLED"]
 
 
+def test_what_is_asked_of_a_run_before_it_begins_is_there_to_be_read(store: Store, fresh: Fresh, claimed: int) -> None:
+    assert fresh().runs.request("r1", "pause")
+    store.runs.group("r1", claimed, [Move("run", "r1", "QUEUED", "ACTIVE")], run_state=("ACTIVE", ""))
+    assert store.runs.get("r1").state == "ACTIVE" and store.runs.requested("r1", claimed) == "pause"
+    store.runs.group("r1", claimed, run_state=("ACTIVE", ""), answers="pause")
+    assert store.runs.requested("r1", claimed) == ""
+
+
+def test_a_run_that_is_over_is_claimed_by_no_worker(store: Store, fresh: Fresh, claimed: int) -> None:
+    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
+    assert fresh().runs.claim("r1", "worker 2") is None and store.runs.get("r1").fence == claimed
+
+
+def test_a_pause_lets_go_of_a_run_which_hears_nothing_until_it_is_claimed(store: Store, fresh: Fresh, claimed: int) -> None:
+    store.runs.group("r1", claimed, [Move("run", "r1", "ACTIVE", "PAUSED")], run_state=("PAUSED", "paused"))
+    assert not store.runs.live("r1") and not fresh().runs.request("r1", "cancel")
+    fence = fresh().runs.claim("r1", "worker 2")
+    assert fence is not None and store.runs.get("r1").recoveries == 0 and store.runs.request("r1", "cancel")
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted", "state"),
+    [("cancel", "PAUSED", "CANCELLED"), ("pause", "CANCELLED", "CANCELLED"), ("resume", "PAUSED", "QUEUED")],
+)
+def test_what_is_asked_while_a_run_is_settled_is_heeded(store: Store, fresh: Fresh, claimed: int, what: str, wanted: str, state: str) -> None:
+    other, seen = fresh(), list[str]()
+
+    def beside(found: str) -> tuple[list[Move], list[StepRow]]:
+        if not seen:
+            other.runs.request("r1", what)
+        seen.append(found)
+        return [DONE], [StepRow("r1", "a", "DONE")]
+
+    assert store.runs.settle("r1", claimed, wanted, "", beside) == state and seen == [wanted, state]
+    row = store.runs.get("r1")
+    assert (row.state, row.request) == (state, "")
+    assert [event.after for event in store.runs.events("r1")] == ["QUEUED", what, "DONE", *([state] if state != "QUEUED" else [])]
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 5), max_size=6), asks=st.sets(st.integers(0, 5)))
 def test_events_are_numbered_without_gaps(store: Store, sizes: list[int], asks: set[int]) -> None:

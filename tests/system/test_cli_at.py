@@ -60,6 +60,7 @@ def test_a_run_is_submitted_followed_shown_compared_and_fetched(command: Command
     assert json.loads(command("diff", run, second, "--json")[1])["b"]["id"] == second
     code, out, err = command("fetch", run, "--out", "got")
     assert code == 0 and (tmp_path / "got/copy.two").read_text() == "2\n" and (tmp_path / "got/say.all/deep/said.txt").read_text() == "hello\n", err
+    assert (tmp_path / "got/say.all/gone").is_symlink() and "say.all/gone" in out
     (tmp_path / "got/copy.two").write_text("mine")
     assert command("fetch", run, "--out", "got")[0] == 2 and (tmp_path / "got/copy.two").read_text() == "mine"
     assert not (tmp_path / ".recipe").exists()

@@ -9,15 +9,19 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import runner
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
+from runner.execution.queue import Ticket, submit
+from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
 from runner.interface.handle.shells import Run
+from runner.storage.workspace import Workspace
 from runner.survey import run_graph
+from runner.survey.survey import Request
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.servers.rest import Rest
@@ -33,6 +37,7 @@ steps:
       for n in $(seq {{ inputs.times }}); do echo {{ inputs.word }} $n; done
       printf 'an open line'; echo '{"loss": 2.5}' >> $RECIPE_METRICS
       mkdir -p {{ outputs.all }}/deep; echo {{ inputs.word }} > {{ outputs.all }}/deep/said.txt; echo 2 > {{ outputs.all }}/two.txt
+      cd {{ outputs.all }}; mkdir empty; ln -s deep/said.txt last; ln -s deep/none gone; echo '#!/bin/sh' > tool; chmod +x tool
     metrics: true
     outputs: {all: all/}
   copy: {run: 'cp {{ steps.say.all }}/two.txt {{ outputs.two }}; echo copied', outputs: {two: two.txt}}
@@ -105,10 +110,15 @@ def test_a_run_is_submitted_followed_and_its_results_downloaded(kept: Kept, tmp_
         paths = run.download(tmp_path / "results")
         assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
             "results/say.all/deep/said.txt",
+            "results/say.all/gone",
+            "results/say.all/last",
+            "results/say.all/tool",
             "results/say.all/two.txt",
             "results/copy.two",
         ]
-        assert [path.read_text() for path in paths] == ["hello\n", "2\n", "2\n"]
+        assert [path.read_text() for path in paths if path.exists()] == ["hello\n", "hello\n", "#!/bin/sh\n", "2\n", "2\n"]
+        assert [path.name for path in paths if os.access(path, os.X_OK)] == ["tool"] and os.readlink(paths[2]) == "deep/said.txt"
+        assert list((tmp_path / "results/say.all/empty").iterdir()) == []
         assert [line.text for line in run.logs(step="copy")] == ["copied"]
         (tmp_path / "results/copy.two").write_text("mine")
         with pytest.raises(CannotRun, match="is another file"):
@@ -197,6 +207,29 @@ def test_a_run_that_waits_again_for_a_worker_needs_no_recovery(tmp_path: Path) -
         run.resume()
         listed = subprocess.run([*RECIPE, "runs", "-C", str(tmp_path), "--json"], capture_output=True, check=True, text=True)
     assert [each["state"] for each in json.loads(listed.stdout)] == ["QUEUED"]
+
+
+def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "talk.yaml").write_text(TALK)
+    wrong: list[dict[str, Any]] = [{"limits": {"tme": 1}}, {"limits": {"cost": -1}}, {"priority": "x"}, {"labels": {"a": 1}}, {"user": 5}]
+    for how in [*wrong, {"not_before": "soon"}, {"limits": 5}]:
+        with pytest.raises(Invalid):
+            runner.submit("./talk.yaml", workspace=tmp_path, **how)
+    misspelt: dict[str, Any] = {"limit": {"cost": 1}}
+    with pytest.raises(TypeError, match="limits"):
+        runner.submit("./talk.yaml", workspace=tmp_path, **misspelt)
+    assert not (tmp_path / ".recipe").exists()
+
+
+def test_a_retry_is_reported_to_whom_the_run_was(tmp_path: Path) -> None:
+    hooks = [{"url": "https://hooks.example/runs", "events": ["run.*"]}]
+    with Workspace.open(folder(tmp_path / "space")) as ws:
+        ticket = Ticket(reports_to={"webhooks": hooks}, labels={"gpu": "none"}, priority=3, user="ann")
+        first = submit(ws, Request("./talk.yaml", {}), Choice(), Settings(), ticket).id
+        with runner.run_of(first, workspace=ws.root) as run:
+            run.cancel()
+            again = ws.store.runs.get(run.retry().id)
+        assert again.id != first and (again.data["webhooks"], again.priority, again.user) == (hooks, 3, "ann")
 
 
 def test_a_key_is_one_run(kept: Kept) -> None:

@@ -458,7 +458,7 @@ def test_a_paused_run_is_given_back_to_the_workers_and_an_ended_one_is_asked_for
     a, b = ready
     run = a.submit(data="words/one.txt")
     with Workspace.open(a.space.root, environ=a.env) as ws:
-        assert end_unattended(ws, ws.store.runs.get(run), "PAUSED", print)
+        assert end_unattended(ws, run, "PAUSED", print)
     b.work()
     assert a.row(run).state == "PAUSED"
     code, told, said = a.command("resume", run)

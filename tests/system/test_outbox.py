@@ -46,10 +46,10 @@ def told(root: Path, url: str, **more: Any) -> None:
 def moved(ws: Workspace, count: int, runs: int = 1) -> None:
     """Runs that are paused and resumed until each has `count` moves."""
     for n in range(runs):
-        fence = ws.store.runs.submit(RunRow(f"r{n}", "tool@1", "plan", {}, str(ws.root)), "w").fence
+        ws.store.runs.submit(RunRow(f"r{n}", "tool@1", "plan", {}, str(ws.root)))
         before = "QUEUED"
         for _ in range(count - 1):
-            after = "PAUSED" if before == "ACTIVE" else "ACTIVE"
+            after, fence = "PAUSED" if before == "ACTIVE" else "ACTIVE", ws.store.runs.claim(f"r{n}", "w") or 0
             ws.store.runs.group(f"r{n}", fence, [Move("run", f"r{n}", before, after)], run_state=(after, ""))
             before = after
 

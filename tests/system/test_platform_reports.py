@@ -12,7 +12,7 @@ import pytest
 from runner.errors import CannotRun
 from runner.reports.delivery import deliver
 from runner.reports.sealing import seal, unseal
-from runner.storage.records.letters import Numbers, point_of
+from runner.storage.records.letters import Numbers, moment, point_of
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
@@ -124,6 +124,18 @@ def test_a_point_has_numbers_alone_and_a_step() -> None:
         "train_loss": 0.5,
         "timestamp": "1970-01-01T00:00:00.000Z",
     }
+
+
+@pytest.mark.parametrize("when", [BEGAN, BEGAN * 1e3, BEGAN * 1e6, BEGAN * 1e9, int(BEGAN) * 1000])
+def test_the_time_of_a_point_is_read_in_whatever_part_of_a_second_it_is_counted(when: float) -> None:
+    point = point_of({"step": 1, "loss": 0.5, "timestamp": when}, 0.0)
+    assert point is not None and point["timestamp"] == moment(BEGAN)
+
+
+@pytest.mark.parametrize("when", [float("nan"), float("inf"), -1e300, 10**400, True, None, [1]])
+def test_a_point_whose_time_is_none_has_that_of_its_arrival(when: object) -> None:
+    point = point_of({"step": 1, "loss": 0.5, "timestamp": when}, BEGAN)
+    assert point is not None and point["timestamp"] == moment(BEGAN)
 
 
 def test_a_run_in_a_pod_reports_its_metrics_logs_status_and_alerts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import runner
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.support import Space
@@ -57,6 +58,17 @@ def test_a_run_reserves_what_it_may_cost_and_is_charged_what_it_cost(space: Spac
         {"event": "reserve", "id": f"{run}-reserve", "usd": 5.0, **common},
         {"event": "charge", "id": f"{run}-charge", "usd": 0.0, **common},
     ]
+
+
+@pytest.mark.parametrize(("asked", "usd"), [(2.0, 2.0), (50.0, 5.0)])
+def test_a_run_reserves_the_lower_limit_of_its_recipe_and_its_request(space: Space, tmp_path: Path, asked: float, usd: float) -> None:
+    runner.submit("./paid.yaml", workspace=tmp_path, limits={"cost": asked}).close()
+    (tmp_path / "recipe.toml").write_text(
+        (tmp_path / "recipe.toml").read_text() + f'[stacks.s]\ndriver = "loopback"\nlimits = {{cost = "{asked} USD"}}\n'
+    )
+    assert space.command("submit", "./paid.yaml", "--stack", "s", "-q")[0] == 0
+    assert space.command("run", "./paid.yaml", "--stack", "s", "-q")[0] == 0
+    assert [each["usd"] for each in told(tmp_path) if each["event"] == "reserve"] == [usd] * 3
 
 
 def test_a_run_that_fails_gives_back_what_it_did_not_use(space: Space, tmp_path: Path) -> None:

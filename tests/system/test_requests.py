@@ -12,13 +12,23 @@ from typing import Literal
 import pytest
 
 from runner.errors import Infrastructure
+from runner.execution import unattended, worker
+from runner.execution.queue import Ticket, give_back, serve, submit
+from runner.execution.resume import Claimed
 from runner.execution.steps import control, loop
+from runner.execution.steps.commit import GroupCommit
 from runner.execution.steps.loop import Report
-from runner.execution.steps.work import Work
+from runner.execution.steps.work import Handover, Work
+from runner.execution.terms import Choice, Settings
+from runner.execution.unattended import end_unattended
 from runner.hosts.link import control_file
 from runner.hosts.link.client import Client
+from runner.storage.records.runs import Offer
 from runner.storage.records.store import Store
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
 from tests.support import Space, until
+from tests.system.test_worker import Silent
 
 TRAINER = """
   b:
@@ -228,6 +238,75 @@ def test_an_error_of_the_run_is_reported_though_something_was_asked_for_meanwhil
     with pytest.raises(Infrastructure, match="the host went away"):
         space.attempt()
     assert [state for _, state in runs(space)] == ["CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "state"), [("pause", "pause", "PAUSED"), ("pause", "cancel", "CANCELLED"), ("cancel", "pause", "CANCELLED")]
+)
+def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fail(
+    space: Space, monkeypatch: pytest.MonkeyPatch, first: str, then: str, state: str
+) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    with Workspace.open(space.root) as ws:
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        assert ws.store.runs.request(run, first)
+        looked = unattended.left_by
+
+        def asked(folder: str, id: str) -> object:
+            assert ws.store.runs.request(run, then)
+            return looked(folder, id)
+
+        monkeypatch.setattr(unattended, "left_by", asked)
+        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+        assert (ws.store.runs.get(run).state, ws.store.runs.get(run).request) == (state, "")
+
+
+@pytest.mark.parametrize(("what", "state"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
+@pytest.mark.parametrize("verb", ["run", "worker"])
+def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
+    space: Space, monkeypatch: pytest.MonkeyPatch, verb: str, what: str, state: str
+) -> None:
+    space.recipe("steps: {a: {run: 'while :; do sleep 0.02; done'}}")
+    begun = worker._begun
+
+    def asked(ours: worker.Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+        with Store.open(Path(space.root, ".recipe")) as other:
+            assert other.runs.request(begins.id, what)
+        return begun(ours, begins, jobs)
+
+    monkeypatch.setattr(worker, "_begun", asked)
+    if verb == "run":
+        space.attempt()
+    else:
+        with Workspace.open(space.root) as ws:
+            submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket())
+        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+    assert [found for _, found in runs(space)] == [state]
+
+
+def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    with Workspace.open(space.root) as ws:
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        assert end_unattended(ws, run, "PAUSED", print) and end_unattended(ws, run, "PAUSED", print)
+        assert [event.after for event in ws.store.runs.events(run)] == ["QUEUED", "PAUSED"]
+        looked = unattended.left_by
+
+        def asked(folder: str, id: str) -> object:
+            assert ws.store.runs.request(run, "cancel")
+            return looked(folder, id)
+
+        monkeypatch.setattr(unattended, "left_by", asked)
+        assert end_unattended(ws, run, "PAUSED", print) and ws.store.runs.get(run).state == "CANCELLED"
+
+
+def test_a_run_that_ended_while_it_was_asked_stays_as_it_ended(space: Space) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    space.run()
+    ((run, _),) = runs(space)
+    with Workspace.open(space.root) as ws:
+        assert not end_unattended(ws, run, "CANCELLED", print) and not give_back(ws, run)
+        assert [event.after for event in ws.store.runs.events(run) if event.subject == "run"][-1] == "COMPLETED"
 
 
 def test_a_run_that_is_over_is_left_alone(space: Space) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -18,8 +19,12 @@ from typing import Any
 import pytest
 
 from runner.errors import Infrastructure
+from runner.execution.queue import Ticket, submit
+from runner.execution.terms import Choice, Settings
 from runner.server.tokens import Tokens
 from runner.storage.locks import Locks
+from runner.storage.workspace import Workspace
+from runner.survey.survey import Request
 from tests.servers.rest import Rest
 from tests.support import until
 
@@ -62,7 +67,7 @@ TREE = """\
 recipe: tree@1
 steps:
   make:
-    run: 'mkdir -p {{ outputs.d }}/a; echo b > {{ outputs.d }}/a/b.txt; for n in 1 2 3 4; do echo "{\\"step\\": $n, \\"loss\\": 1.5}" >> $RECIPE_METRICS; done'
+    run: 'mkdir -p {{ outputs.d }}/a; echo b > {{ outputs.d }}/a/b.txt; echo c > "{{ outputs.d }}/n$(printf "\\377")"; for n in 1 2 3 4; do echo "{\\"step\\": $n, \\"loss\\": 1.5}" >> $RECIPE_METRICS; done'
     metrics: true
     outputs: {d: tree/}
 """
@@ -286,9 +291,12 @@ def test_files_of_an_artifact_that_is_a_folder_are_given_out_by_name(rest: Rest)
     run = rest.submit("tree")
     rest.until(run, "COMPLETED")
     (listed,) = rest.get(f"/v1/runs/{run}/artifacts")["artifacts"]
-    assert listed["files"] == [{"path": "a/b.txt", "bytes": 2}] and listed["bytes"] == 2
+    content = f"f:{hashlib.sha256(b'b' + bytes([10])).hexdigest()}"
+    assert listed["files"][:1] == [{"path": "a/b.txt", "bytes": 2, "content": content}] and listed["bytes"] == 4
     path = f"/v1/runs/{run}/artifacts/make.d"
     assert rest.ask("GET", f"{path}?path=a/b.txt").content == b"b\n"
+    assert [file["path"] for file in listed["files"][1:]] == ["n\N{REPLACEMENT CHARACTER}"]  # a name that is no UTF-8, as JSON can have it
+    assert rest.ask("GET", f"{path}?path=n%EF%BF%BD").content == b"c\n"
     for wrong in ("", "?path=a", "?path=../a/b.txt", "?path=/etc/passwd"):
         refused(rest.ask("GET", path + wrong), 404, "not-found")
     lines = [json.loads(line) for line in rest.ask("GET", f"/v1/runs/{run}/metrics").text.splitlines()]
@@ -310,6 +318,24 @@ def test_a_run_that_waits_is_cancelled_paused_and_resumed_at_once(rest: Rest) ->
     for verb in ("cancel", "pause", "resume"):
         refused(rest.ask("POST", f"/v1/runs/{run}/{verb}"), 409, "final")
     refused(rest.ask("POST", f"/v1/runs/{rest.submit(**late)}/resume"), 409, "not-paused")
+
+
+def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_does_not_have(rest: Rest) -> None:
+    late = "9999-12-31T23:59:59-12:00"
+    run = rest.ask("POST", "/v1/runs", {"recipe": "hello", "inputs": {"word": "late"}, "not_before": late})
+    assert run.status_code == 201 and run.json()["not_before"] == "9999-12-31T23:59:59.000Z"
+    assert run.json()["id"] in [row["id"] for row in rest.get("/v1/runs")["runs"]]
+    assert rest.ask("POST", "/v1/tokens", {"scope": "read", "expires": late}).status_code == 201 and rest.get("/v1/tokens")["tokens"]
+    assert rest.ask("POST", f"/v1/runs/{run.json()['id']}/cancel").status_code == 202
+
+
+def test_runs_are_listed_though_a_word_that_was_typed_for_one_is_no_utf_8(rest: Rest) -> None:
+    with Workspace.open(rest.root) as ws:
+        typed = Request("./hello.yaml", {"word": os.fsdecode(b"caf\xe9")})
+        run = submit(ws, typed, Choice(), Settings(), Ticket()).id
+    row = next(row for row in rest.get("/v1/runs")["runs"] if row["id"] == run)
+    assert row["inputs"]["word"] == "caf\N{REPLACEMENT CHARACTER}"
+    assert rest.until(run, "COMPLETED", "FAILED") and rest.get(f"/v1/runs/{run}")["id"] == run and rest.get(f"/v1/runs/{run}/events")["events"]
 
 
 def test_a_request_that_has_nothing_to_say_needs_no_body(rest: Rest) -> None:

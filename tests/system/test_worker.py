@@ -115,7 +115,7 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
     assert space.read("ran").split() == ["2", "1"]
     assert [row(space, run).state for run in (first.strip(), urgent, late)] == ["COMPLETED", "COMPLETED", "QUEUED"]
     with Workspace.open(space.root) as ws:
-        assert end_unattended(ws, ws.store.runs.get(late), "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
+        assert end_unattended(ws, late, "CANCELLED", print) and ws.store.runs.get(late).state == "CANCELLED"
 
 
 def test_a_run_in_which_all_is_fresh_completes(space: Space) -> None:
@@ -143,6 +143,13 @@ def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
     with pytest.raises(Invalid, match=run) as caught:
         submitted(space, Ticket(idempotency="k"), n=2)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("words", [("--user", b"Andr\xe9"), ("--key", b"caf\xe9"), ("--priority", b"99999999999999999999")])
+def test_what_no_database_has_a_place_for_is_refused_with_a_submit(space: Space, words: tuple[str, bytes]) -> None:
+    space.recipe("steps: {a: {run: 'true'}}")
+    code, _, said = space.command("submit", "./recipe.yaml", words[0], os.fsdecode(words[1]))
+    assert code == 3 and "of a run is" in said, said
 
 
 def test_what_a_killed_worker_began_is_begun_once(slow: Space) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from runner.errors import Busy, Corrupt, Infrastructure, Invalid, NotFound
+from runner.errors import Busy, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
 from runner.interface.handle import core
 from runner.interface.handle.core import Ask, Clock, Give, Heard, Lost, More, Nap, Reply, TimedOut
 from runner.interface.handle.files import Download
@@ -188,7 +189,7 @@ def test_a_download_goes_on_behind_what_came() -> None:
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", ""])
 def test_a_download_stays_below_its_folder(path: str, tmp_path: Any) -> None:
     with pytest.raises(Corrupt), Download(tmp_path / "d", False) as files:
-        files.take(File(path, "", None, False))
+        files.take(File(path, "", None))
     assert not (tmp_path / "x").exists()
 
 
@@ -196,12 +197,28 @@ def test_a_download_that_follows_a_link_out_of_its_folder_is_refused(tmp_path: A
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "out").symlink_to(tmp_path)
     with pytest.raises(Corrupt, match="by a link"), Download(tmp_path / "d", False) as files:
-        files.take(File("out/x", "", None, False))
+        files.take(File("out/x", "", None))
+
+
+@pytest.mark.parametrize("where", ["/etc/passwd", "../x", "a/../../../x"])
+def test_a_link_that_leads_out_of_its_output_is_not_made(where: str, tmp_path: Any) -> None:
+    with pytest.raises(Corrupt, match="leads out"), Download(tmp_path, False) as files:
+        files.take(File("s.all/link", f"l:{where}", 0))
+    assert list((tmp_path / "s.all").iterdir()) == []
+
+
+def test_a_download_replaces_no_link_that_leads_elsewhere(tmp_path: Any) -> None:
+    (tmp_path / "link").symlink_to("mine")
+    with Download(tmp_path, False) as files, pytest.raises(CannotRun, match="is another file"):
+        files.take(File("link", "l:theirs", 0))
+    with Download(tmp_path, True) as files:
+        files.take(File("link", "l:theirs", 0))
+    assert os.readlink(tmp_path / "link") == "theirs"
 
 
 def test_a_download_that_came_damaged_has_no_name(tmp_path: Any) -> None:
     with pytest.raises(Corrupt, match="came damaged"), Download(tmp_path, False) as files:
-        files.take(File("x", "00", None, False))
+        files.take(File("x", "f:00", None))
         files.take(b"abc")
     assert list(tmp_path.iterdir()) == []
 

@@ -24,7 +24,7 @@ from ...secrets import Masker
 from ...storage.content.files import Content
 from ...storage.records.index import Changes, Made, Published, Trace
 from ...storage.records.links import Link
-from ...storage.records.runs import AttemptRow, Event, StepRow
+from ...storage.records.runs import LET_GO, AttemptRow, Event, StepRow
 from ...storage.workspace import Workspace
 
 
@@ -340,7 +340,7 @@ class GroupCommit:
                 attempts=group.attempts,
                 changes=Changes(group.traces, group.again, self.ws.cache.changes(), self.ws.objects.seals.changes(), group.tiny, group.published),
                 run_state=state,
-                answers=self.answers,
+                answers=self.answers if state is not None and state[0] in LET_GO else "",
                 landed=landed,
             )
             _log.debug("group of %d moves, %d traces: %.1f ms", len(group.moves), len(group.traces), 1000 * (time.monotonic() - begun))

@@ -272,11 +272,11 @@ def _fetch(transport: Transport, args: argparse.Namespace) -> int:
     paths = run.download(folder, overwrite=args.overwrite)
     names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
     if args.json:
-        files = [{"name": names[path], "path": beside(str(path)), "bytes": path.stat().st_size} for path in paths]
+        files = [{"name": names[path], "path": beside(str(path)), "bytes": path.lstat().st_size} for path in paths]
         print(json.dumps({"run": run.id, "server": transport.name, "state": now.state, "files": files}, indent=2))
     elif not args.quiet:
         for path in paths:
-            print(shown(f"{names[path]}  {beside(str(path))}  {about(path.stat().st_size)}"))
+            print(shown(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
     if now.state not in FINAL and not args.quiet:
         print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
     return 0

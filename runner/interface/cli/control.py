@@ -71,25 +71,26 @@ def _end(ws: Workspace, row: RunRow, verb: str, data: Mapping[str, object]) -> i
     if row.state in FINAL or row.state == ENDS[verb]:
         raise _refused(f"run {row.id} is {row.state} already")
     while True:
-        if ws.store.runs.live(row.id):
-            if not ws.store.runs.request(row.id, verb, data):
-                raise _refused(f"run {row.id} is {ws.store.runs.get(row.id).state} already")
-            done = _waited(ws, row.id, PATIENCE[verb])
-        else:
-            done = end_unattended(ws, row, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
-        if done:
+        if not ws.store.runs.live(row.id):
+            done = end_unattended(ws, row.id, ENDS[verb], lambda text: print(f"recipe: {text}", file=sys.stderr))
+        elif ws.store.runs.request(row.id, verb, data):
+            done = _waited(ws, row.id, ENDS[verb], PATIENCE[verb])
+        else:  # its worker is about to let go of it
+            done = False
+            time.sleep(LOOK)
+        state = ws.store.runs.get(row.id).state
+        if done or state in FINAL:
             break
-    state = ws.store.runs.get(row.id).state
     print(f"run {row.id} is {state}" + (f"; recipe resume {row.id} continues it" if state == "PAUSED" else ""))
     return 0 if state == ENDS[verb] else 1
 
 
-def _waited(ws: Workspace, run: str, patience: float) -> bool:
-    """Wait until the worker of a run has done what was asked of it.  False: it died meanwhile.  Raises Busy."""
+def _waited(ws: Workspace, run: str, state: str, patience: float) -> bool:
+    """Wait until the worker of a run has brought it to this state, or to its end.  False: it died, or let go of it, meanwhile.  Raises Busy."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         row = ws.store.runs.get(run)
-        if row.state in FINAL or row.state == "PAUSED":
+        if row.state in FINAL or row.state == state:
             return True
         if not ws.store.runs.live(run):
             return False
@@ -120,7 +121,7 @@ def _resume(ws: Workspace, row: RunRow, args: argparse.Namespace) -> int:
     if row.bundle:
         _unchanged(args)
         if row.state == "PAUSED":
-            give_back(ws, ws.store.runs.get(row.id))
+            give_back(ws, row.id)
         print(f"run {row.id} is QUEUED: the next worker continues it")
         return 0
     return _again(ws, row, args, choice_of_run(row), resumed=row.id)

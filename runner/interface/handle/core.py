@@ -412,20 +412,22 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
         if each["folder"]:
             yield from _folder(run, str(each["name"]))
         else:
-            yield Give(File(str(each["name"]), str(each["content"])[2:], each["bytes"], str(each["content"])[0] == "x"))
+            yield Give(File(str(each["name"]), str(each["content"]), each["bytes"]))
             yield from _bytes(run, str(each["name"]), "")
 
 
 def _folder(run: str, name: str) -> _Part[None]:
-    """The files of an output that is a folder, page after page."""
+    """What is in an output that is a folder, page after page."""
     after = ""
+    yield Give(File(name, "d:", 0))
     while True:
         page = _json((yield from _got(Ask("GET", _of(run, "artifacts"), {"name": name, "after": after}), FEW))).get("artifacts", ())
         files = page[0]["files"] if page else ()
         for file in files:
             after = str(file["path"])
-            yield Give(File(f"{name}/{after}", "", file["bytes"], False))
-            yield from _bytes(run, name, after)
+            yield Give(File(f"{name}/{after}", str(file["content"]), file["bytes"]))
+            if str(file["content"])[:1] in "fx":
+                yield from _bytes(run, name, after)
         if not files:
             return
 

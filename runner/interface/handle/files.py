@@ -10,6 +10,7 @@ from typing import BinaryIO, Self
 
 from ...digest import of_file
 from ...errors import CannotRun, Corrupt
+from ...storage.content.files import link_leads_out
 from ..values import File
 
 
@@ -28,14 +29,15 @@ class Download:
         """The next file, or more bytes of the last one."""
         if isinstance(item, File):
             self._finish()
-            self._begin(item)
+            self._begin(item, self._target(item))
         else:
             assert self._out is not None
             self._out.write(item)
             self._hash.update(item)
             self._size += len(item)
 
-    def _begin(self, file: File) -> None:
+    def _target(self, file: File) -> Path:
+        """Where a file goes; the folder is there."""
         parts = PurePosixPath(file.path).parts
         if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
             raise Corrupt(f"an output is called {file.path!r}, which leaves its folder")
@@ -43,9 +45,28 @@ class Download:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(self._folder.resolve()):
             raise Corrupt(f"{target.parent} leads out of {self._folder} by a link", fix="download into another folder")
+        return target
+
+    def _begin(self, file: File, target: Path) -> None:
+        kind, _, where = file.content.partition(":")
+        if kind == "d":
+            target.mkdir(exist_ok=True)
+            return
+        self.paths.append(target)
+        if kind == "l":
+            self._link(file, target, where)
+            return
         self._file, self._hash, self._size = file, hashlib.sha256(), 0
         self._out = open(self._part(target), "wb")  # noqa: SIM115  (closed with the download)
-        self.paths.append(target)
+
+    def _link(self, file: File, target: Path, where: str) -> None:
+        if link_leads_out("", file.path.partition("/")[2], where, ()):
+            raise Corrupt(f"{file.path} is a link to {where}, which leads out of its output")
+        if os.path.lexists(target) and not self._overwrite and not (target.is_symlink() and os.readlink(target) == where):
+            raise self._taken(target)
+        self._part(target).unlink(missing_ok=True)
+        self._part(target).symlink_to(where)
+        self._part(target).replace(target)
 
     @staticmethod
     def _part(target: Path) -> Path:
@@ -57,14 +78,19 @@ class Download:
             return
         out.close()
         target = self.paths[-1]
-        if (file.content and self._hash.hexdigest() != file.content) or file.size not in (None, self._size):
+        digest = file.content.partition(":")[2]
+        if (digest and self._hash.hexdigest() != digest) or file.size not in (None, self._size):
             raise Corrupt(f"{file.path} came damaged: {self._size} bytes, and not those that its name says", fix="try again")
         if not self._overwrite and os.path.lexists(target) and of_file(target) != self._hash.hexdigest():
-            raise CannotRun(f"{target} is there and is another file", fix="move it away, or give overwrite=True (--overwrite)")
-        if file.executable:
+            raise self._taken(target)
+        if file.content.startswith("x:"):
             self._part(target).chmod(0o755)
         self._part(target).replace(target)
         self._file = self._out = None
+
+    @staticmethod
+    def _taken(target: Path) -> CannotRun:
+        return CannotRun(f"{target} is there and is another file", fix="move it away, or give overwrite=True (--overwrite)")
 
     def __enter__(self) -> Self:
         return self

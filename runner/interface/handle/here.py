@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from typing import Literal
+from typing import Literal, NoReturn
 from urllib.parse import unquote
 
 from ...errors import Busy, CannotRun, Infrastructure, Invalid, NotFound, Problem
-from ...execution.queue import Ticket, again, give_back, submit
+from ...execution.queue import Ticket, again, give_back, reports_of, submit
 from ...execution.signals import apart
 from ...execution.terms import Choice, choice_of_run, request_of_run, settings_of_run
 from ...execution.unattended import end_unattended
@@ -163,8 +163,12 @@ class Here:
             self._resume(row)
         elif row.state == state:
             raise _refused(f"run {run} is {row.state} already", "`resume` resumes it")
-        elif not (runs.live(run) and runs.request(run, what)) and not apart(lambda: end_unattended(self.ws, row, state, lambda _text: None), bool):
-            runs.request(run, what)
+        elif (
+            not (runs.live(run) and runs.request(run, what))
+            and not apart(lambda: end_unattended(self.ws, run, state, lambda _text: None), bool)
+            and not runs.request(run, what)
+        ):
+            self._left_behind(run)
         return run
 
     def _resume(self, row: RunRow) -> None:
@@ -172,11 +176,19 @@ class Here:
         if row.state != "PAUSED":
             if row.request != "pause":
                 raise _refused(f"run {row.id} is {row.state}, and no pause was asked for", "`pause` pauses it")
-            runs.request(row.id, "resume")
+            if not runs.request(row.id, "resume"):
+                self._left_behind(row.id)
         elif row.due is None:
             raise _refused(f"run {row.id} was begun by `recipe run`", f"`recipe resume {row.id}` in its workspace resumes it")
-        elif not give_back(self.ws, row):
-            raise Busy(f"the worker of the paused run {row.id} has not let go of it yet", fix="try again in a second")
+        elif not give_back(self.ws, row.id):
+            self._left_behind(row.id)
+
+    def _left_behind(self, run: str) -> NoReturn:
+        """What was asked of a run came after its worker read it last."""
+        row = self.ws.store.runs.get(run)
+        if row.state in FINAL:
+            raise _refused(f"run {run} is {row.state} already", "`retry` runs it anew")
+        raise Busy(f"the worker of the paused run {run} has not let go of it yet", fix="try again in a second")
 
     def _retry(self, row: RunRow, begin: object) -> str:
         if row.state not in FINAL:
@@ -188,7 +200,8 @@ class Here:
         if request is None:
             raise NotFound(f"run {row.id} did not note what it was asked for", fix="submit its recipe and inputs")
         labels = row.data.get("labels")
-        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user, here=self.ws.store.runs.shared)
+        ticket = Ticket(row.priority, None, "", labels if isinstance(labels, dict) else {}, row.user)
+        ticket = ticket._replace(reports_to=reports_of(row), here=self.ws.store.runs.shared)
         return submit(self.ws, request, choice, settings_of_run(row), ticket).id
 
 

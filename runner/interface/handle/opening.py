@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from ...errors import Invalid, Problem
+from ...errors import Invalid, Problem, did_you_mean
 from ...execution.queue import Ticket, submit
 from ...execution.terms import Choice, Settings
 from ...paths import is_path
@@ -20,6 +21,8 @@ from . import core
 from .far import AsyncServer, Server, is_server
 from .here import AsyncHere, Here
 from .shells import AsyncRun, Run, Transport, given, given_async
+
+LIMITS = ("time", "cost")
 
 
 class How(TypedDict, total=False):
@@ -43,6 +46,29 @@ class How(TypedDict, total=False):
     limits: Mapping[str, float]  # `time` in seconds, `cost` in USD
     webhooks: Sequence[Mapping[str, object]]  # for a server
     here: bool  # in a database: only a worker of this workspace takes it
+
+
+def checked(how: Mapping[str, Any]) -> None:
+    """Raises TypeError for an option that there is not, Invalid for values that a run cannot have: one that is misspelt would be left out."""
+    for name in how:
+        if name not in How.__annotations__:
+            raise TypeError(f"submit() has no option {name!r}{f': {fix}' if (fix := did_you_mean(name, How.__annotations__)) else ''}")
+    labels, limits, problems = how.get("labels", {}), how.get("limits", {}), []
+    kinds: dict[str, tuple[type, str]] = {"priority": (int, "a whole number"), "key": (str, "text"), "user": (str, "text")}
+    for name, (kind, words) in {**kinds, "labels": (Mapping, "a mapping"), "limits": (Mapping, "a mapping")}.items():
+        if name in how and not isinstance(how[name], kind):
+            problems.append(Problem("wrong-type", f"`{name}` is {words}, not {how[name]!r:.80}"))
+    if how.get("not_before") is not None and not isinstance(how["not_before"], datetime):
+        problems.append(Problem("wrong-type", "`not_before` is a datetime", fix="datetime.fromisoformat reads one"))
+    if isinstance(labels, Mapping) and not all(isinstance(word, str) for pair in labels.items() for word in pair):
+        problems.append(Problem("wrong-type", "names and values of `labels` are text"))
+    for name, limit in limits.items() if isinstance(limits, Mapping) else ():
+        if name not in LIMITS:
+            problems.append(Problem("unknown-field", f"there is no limit {name!r}", fix=did_you_mean(str(name), LIMITS) or "there are time and cost"))
+        elif isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+            problems.append(Problem("bad-value", f"`limits` of {name} is a number above 0, not {limit!r:.80}"))
+    if problems:
+        raise Invalid(problems)
 
 
 class New(NamedTuple):

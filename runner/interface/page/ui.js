@@ -270,7 +270,7 @@
     by("made").hidden = !artifacts.length;
     table(by("made").querySelector("tbody"), artifacts.slice(0, ROWS).map(each => [shown.readable(each.name), shown.bytes(each.bytes), each.folder ? each.files.length + " files" : "",
       each.stored ? each.folder ? "" : el("button", { type: "button", click: () => saved(each.name) }, "save") : "not stored here"]));
-    const files = artifacts.filter(each => each.stored).flatMap(each => each.folder ? each.files.map(file => ({ name: each.name, path: file.path, bytes: file.bytes })) : [{ name: each.name, path: "", bytes: each.bytes }]);
+    const files = artifacts.filter(each => each.stored).flatMap(each => each.folder ? each.files.filter(file => /^[fx]/.test(file.content)).map(file => ({ name: each.name, path: file.path, bytes: file.bytes })) : [{ name: each.name, path: "", bytes: each.bytes }]);
     const images = files.filter(file => !file.path || IMAGE.test(file.path));
     for (const file of images.reverse()) { // each stands before those that came earlier
       const key = file.name + "\n" + file.path;

@@ -45,6 +45,10 @@ POISON: Final = "poison"
 _LOOKED_AT: Final = 50
 """Events before the end of a run among which the one that failed it is looked for."""
 LOCAL: Final = "/api/training/local"
+_SOON: Final = 1e11
+"""Seconds since the epoch that no trainer means: the year 5138."""
+_LATEST: Final = 1e20
+"""The same in billionths."""
 
 
 class Job(NamedTuple):
@@ -237,5 +241,12 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
         if is_number(value) and value == value and abs(value) != float("inf"):
             point[name] = value
     when = line.get("timestamp")
-    point["timestamp"] = when if isinstance(when, str) else moment(when if isinstance(when, (int, float)) else at)
+    point["timestamp"] = when if isinstance(when, str) else moment(_seconds(when) if is_number(when) and abs(when) < _LATEST else at)
     return point if "step" in point and len(point) > 2 else None
+
+
+def _seconds(when: float) -> float:
+    """A time of a trainer's as seconds since the epoch: some count it in thousandths, or less."""
+    while abs(when) > _SOON:
+        when /= 1000
+    return when

@@ -24,6 +24,7 @@ from .postgres_database import CHANNEL, PostgresDatabase
 from .postgres_exchange import PostgresExchange
 from .runs import (
     FINAL,
+    LET_GO,
     NO_DATA,
     RUN_COLUMNS,
     SILENT,
@@ -92,12 +93,12 @@ WITH ours AS (
         held_until = now() + %(long)s * interval '1 second',
         state = coalesce(%(state)s::text, state),
         reason = coalesce(%(why)s::text, reason),
-        request = CASE WHEN %(state)s::text IS NULL THEN request ELSE '' END,
+        request = CASE WHEN %(state)s::text IS NOT NULL AND request = %(answers)s::text THEN '' ELSE request END,
         ended = CASE WHEN %(state)s::text IS NULL THEN ended WHEN %(over)s::bool THEN %(now)s::float8 END,
-        claim = CASE WHEN %(over)s::bool THEN '' ELSE claim END,
+        claim = CASE WHEN %(let_go)s::bool THEN '' ELSE claim END,
         data = CASE WHEN %(over)s::bool AND data LIKE '%%"opens":%%' THEN (data::jsonb - 'opens')::text ELSE data END
     WHERE id = %(run)s AND fence = %(fence)s AND holder = %(me)s AND claim <> ''
-        AND (%(state)s::text IS NULL OR request IN ('', %(answers)s::text))
+        AND (NOT %(let_go)s::bool OR request IN ('', %(answers)s::text))
     RETURNING id, next_event
 ), noted AS (
     INSERT INTO events SELECT ours.id, next_event - %(count)s::int + n - 1, %(now)s, e0, e1, e2, e3, e4, e5
@@ -197,7 +198,8 @@ class PostgresRuns(Runs):
         rows = self._database.all(
             "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
             " worked_in = %(workspace)s,"
-            f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND (holder = %(me)s OR {FREE}) RETURNING fence",
+            f" held_until = now() + %(long)s * interval '1 second' WHERE id = %(run)s AND state NOT IN {_FINAL} AND (holder = %(me)s OR {FREE})"
+            " RETURNING fence",
             {"who": who, "me": self._holder.name, "long": CLAIM, "run": run, "workspace": self.workspace} | self._holder.known(),
         )
         if not rows:
@@ -283,7 +285,7 @@ class PostgresRuns(Runs):
         state, why = run_state or (None, None)
         fading = int(not any(map(is_progress, moves)))
         values: dict[str, object] = {"run": run, "fence": fence, "me": self._holder.name, "long": CLAIM, "now": now, "fading": fading}
-        values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "answers": answers}
+        values |= {"count": len(moves), "state": state, "why": why, "over": state in FINAL, "let_go": state in LET_GO, "answers": answers}
         values |= _arrays("e", [(move.subject, move.id, str(move.before), str(move.after), move.reason, text(move.data)) for move in moves], 6)
         values |= _arrays("s", [tuple(step)[1:] for step in steps], 4)
         tried = {row.id: attempt_row(row) for row in attempts}
@@ -300,7 +302,7 @@ class PostgresRuns(Runs):
             with db.transaction() if events else nullcontext():  # one statement is a transaction
                 while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
                     request = self.requested(run, fence)  # raises Stale
-                    if state is not None and request not in ("", answers):
+                    if state in LET_GO and request not in ("", answers):
                         raise Requested(request)
                 last = int(row[0]) - 1
                 if events:
@@ -312,7 +314,7 @@ class PostgresRuns(Runs):
         crashpoint("group-committed")
         self._holder.claims[run] = since
         self._beaten = time.monotonic()
-        if state in FINAL:
+        if state in LET_GO:
             self._holder.claims.pop(run, None)
         if landed is not None:
             landed()
@@ -329,7 +331,8 @@ class PostgresRuns(Runs):
         def store(db: Connection[Row]) -> bool:
             with db.transaction():
                 row = db.execute(
-                    f"UPDATE runs SET request = %s, next_event = next_event + 1 WHERE id = %s AND state NOT IN {_FINAL} RETURNING next_event - 1",  # noqa: S608
+                    f"UPDATE runs SET request = %s, next_event = next_event + 1 WHERE id = %s AND state NOT IN {_FINAL}"  # noqa: S608
+                    " AND NOT (state = 'PAUSED' AND claim = '') RETURNING next_event - 1",
                     (what, run),
                 ).fetchone()
                 if row is None:

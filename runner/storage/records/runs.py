@@ -6,7 +6,7 @@ A group is one guarded transaction: claim and fence must be ours, and the same u
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from .database import Data, Json, Row, mapping, parsed, text
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .outbox import Letter, Outbox
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
+LET_GO: Final = FINAL | {"PAUSED"}
+"""States that end the claim of a run."""
 WORKER_GONE: Final = "its worker is gone"
 """Why a run is FAILED that was not resumed: what it began may go on."""
 POINTS: Final = "points"
@@ -237,6 +239,10 @@ class Words(NamedTuple):
     """Conditions by fields of `Wanted`; its label is `:label`, as NAME=VALUE."""
 
 
+Beside: TypeAlias = tuple[Sequence["Move"], Sequence[StepRow]]
+"""What is stored together with the next state of a run."""
+
+
 class Runs(Protocol):
     """The runs of one store.  A backend is a subclass: it is read as written here, and writes in its own way."""
 
@@ -344,7 +350,10 @@ class Runs(Protocol):
         ...
 
     def claim(self, run: str, who: str) -> int | None:
-        """Become the run's only worker, also after one that died; None while another lives.  Answers the fence, which every write must carry."""
+        """Become the run's only worker, also after one that died; None while another lives, or where the run is over.
+
+        Answers the fence, which every write must carry.  What was known of the run before may be so no more.
+        """
         ...
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
@@ -379,10 +388,33 @@ class Runs(Protocol):
         With `landed` a thread waits for the disk, and calls it in the end; `land` then says whether this is stored.  A reader waits meanwhile.
 
         `run_state` is the run's next (state, reason); a final one ends the run and its claim, and forgets what opens
-        its addresses.  It must answer the request that is pending, if any:
-        otherwise Requested is raised, so that a cancel that came before the end wins.  Stale: another worker has the run.
+        its addresses; PAUSED ends the claim, too.  One that ends the claim must answer the request that is pending, if any:
+        otherwise Requested is raised, so that a cancel that came before the end wins.  In any other state a request that
+        it does not answer stays, to be read.  Stale: another worker has the run.
         """
         ...
+
+    def settle(self, run: str, fence: int, state: str, reason: str, beside: Callable[[str], Beside] = lambda _state: ((), ())) -> str:
+        """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
+
+        `beside` answers what goes with a state: moves of steps, and their rows.  Raises Stale.
+        """
+        from ...planning.schedule import Move
+
+        while True:
+            row = self.get(run)
+            if row.request == "cancel":
+                state, reason = "CANCELLED", "cancelled"
+            elif row.request == "resume" and state == "PAUSED":
+                state, reason = "QUEUED", "resumed"
+            moves, steps = beside(state)
+            if row.state != state:
+                moves = [*moves, Move("run", run, row.state, state, reason)]
+            try:
+                self.group(run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
+            except Requested:  # since we looked
+                continue
+            return state
 
     def land(self) -> None:
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
@@ -394,7 +426,10 @@ class Runs(Protocol):
         ...
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
-        """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.  False: it is over."""
+        """Ask a run for `cancel`, `pause` or `resume`, with `data` in its event: durable when this returns.
+
+        False: no worker would read it, since the run is over, or is paused and has none.
+        """
         ...
 
     def forget(self, runs: Iterable[str]) -> None:

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from ...errors import NotFound
 from ..crash import crashpoint
 from ..locks import Lock, Locks
 from .database import Data, Database, Row, mapping, text
@@ -19,6 +18,7 @@ from .exchange import Exchange
 from .index import NOTHING, Changes, Index
 from .runs import (
     FINAL,
+    LET_GO,
     LIMITED,
     NO_DATA,
     RUN_COLUMNS,
@@ -137,14 +137,17 @@ class SqliteRuns(Runs):
         try:
             with self._database.transaction() as db:
                 row = db.execute(
-                    "UPDATE runs SET claim = ?, fence = fence + 1, recoveries = recoveries + (claim <> '') WHERE id = ? RETURNING fence", (who, run)
+                    "UPDATE runs SET claim = ?, fence = fence + 1, recoveries = recoveries + (claim <> '')"
+                    " WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED') RETURNING fence",
+                    (who, run),
                 ).fetchall()
         except BaseException:
             self._claims.pop(run).release()
             raise
         if not row:
             self._claims.pop(run).release()
-            raise NotFound(f"there is no run {run}", fix="`recipe runs` lists them")
+            self.get(run)
+            return None
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
@@ -206,11 +209,14 @@ class SqliteRuns(Runs):
             last, request = rows[0][0] - 1, rows[0][1]
             if run_state is not None:
                 if request not in ("", answers):
-                    raise Requested(request)
+                    if run_state[0] in LET_GO:
+                        raise Requested(request)
+                    answers = ""
                 ended = now if run_state[0] in FINAL else None
                 db.execute(
-                    "UPDATE runs SET state = ?, reason = ?, request = '', ended = ?, claim = CASE WHEN ? IS NULL THEN claim ELSE '' END WHERE id = ?",
-                    (*run_state, ended, ended, run),
+                    "UPDATE runs SET state = ?, reason = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
+                    " claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
+                    (*run_state, answers, ended, run_state[0] in LET_GO, run),
                 )
                 if ended is not None:
                     db.execute("UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'", (run,))
@@ -228,7 +234,7 @@ class SqliteRuns(Runs):
             crashpoint("group-written")
         if landed is None:
             crashpoint("group-committed")
-        if run_state is not None and run_state[0] in FINAL and (lock := self._claims.pop(run, None)):
+        if run_state is not None and run_state[0] in LET_GO and (lock := self._claims.pop(run, None)):
             lock.release()
         return int(last)
 
@@ -251,7 +257,7 @@ class SqliteRuns(Runs):
         with self._database.transaction() as db:
             rows = db.execute(
                 "UPDATE runs SET request = ?, next_event = next_event + 1 WHERE id = ? AND state NOT IN ('COMPLETED', 'FAILED', 'CANCELLED')"
-                " RETURNING next_event - 1",
+                " AND NOT (state = 'PAUSED' AND claim = '') RETURNING next_event - 1",
                 (what, run),
             ).fetchall()
             if rows:
