@@ -190,6 +190,18 @@ def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
     assert space.read("p") == "0.25\n"
 
 
+def test_a_metrics_file_that_comes_in_several_pieces_is_read_to_its_end(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "ROOM", 20)
+    space.recipe(
+        """steps:
+  train: {run: 'for n in 1 2 3; do echo "{\\"loss\\": 0.$n}" >> a.jsonl; done; echo 1 > o', outputs: {o: o}, metrics: {file: a.jsonl}}
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("p") == "0.3\n"
+
+
 def test_an_output_that_says_sync_is_here_while_its_step_runs(space: Space) -> None:
     def seen(pattern: str) -> str:
         return f"until cat {space.root}/.recipe/attempts/*/{pattern} 2>/dev/null | grep -q"
