@@ -202,6 +202,19 @@ def test_a_metrics_file_that_comes_in_several_pieces_is_read_to_its_end(space: S
     assert space.read("p") == "0.3\n"
 
 
+def test_a_pattern_finds_the_metrics_files_there_that_it_finds_here(space: Space) -> None:
+    space.recipe(
+        """steps:
+  train: {run: 'mkdir -p logs/a/b; echo "{\\"loss\\": 0.25}" > logs/a/b/m.jsonl; echo 1 > o', outputs: {o: o}, metrics: {file: "logs/**/*.jsonl"}}
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run()
+    assert space.read("p") == "0.25\n"
+    assert space.run(choice=Choice(all=True), settings=LOOPBACK) == ["train", "tell"]
+    assert space.read("p") == "0.25\n"
+
+
 def test_an_output_that_says_sync_is_here_while_its_step_runs(space: Space) -> None:
     def seen(pattern: str) -> str:
         return f"until cat {space.root}/.recipe/attempts/*/{pattern} 2>/dev/null | grep -q"
