@@ -141,7 +141,7 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
     request.arriving(request.partial)
     kept = []
-    for output, name, copied in outputs:
+    for output, name, copied in sorted(outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}")):  # before what they lead to is moved
         with objects.naming(name):
             if _kept(request, path, output, name, copied):
                 kept.append(name)

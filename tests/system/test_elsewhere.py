@@ -337,6 +337,12 @@ def test_an_output_that_is_a_link_comes_home_as_what_it_leads_to(space: Space) -
     assert space.read("p") == Path("/etc/passwd").read_text()
 
 
+def test_an_output_that_is_a_link_into_another_output_comes_home_in_any_order(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'echo best > all/3; ln -s all/3 best; ln -s all every', outputs: {all: all/, best: best, every: every}}\n")
+    space.run(settings=LOOPBACK)
+    assert space.read("best") == space.read("all/3") == space.read("every/3") == "best\n"
+
+
 def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "hush-hush-1234")
     space.recipe(
