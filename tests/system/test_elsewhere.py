@@ -467,6 +467,40 @@ def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: 
     assert space.read("b.txt") == "6\nmore\n"
 
 
+@pytest.mark.parametrize("output", ["a.bin", "a/"])
+def test_what_is_temporary_comes_here_for_a_step_that_runs_here(space: Space, output: str) -> None:
+    made = output + "file" * output.endswith("/")
+    space.recipe(
+        f"steps:\n  a: {{run: 'head -c 100000 /dev/zero > {made}; chmod +x {made}', outputs: {{o: {{path: {output}, temporary: true}}}}}}\n"
+        f"  b: {{run: 'find -H {{{{ steps.a.o }}}} -type f -perm -u+x -exec cat {{}} + | wc -c > b.txt', outputs: {{o: b.txt}}, where: local}}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b.txt") == "100000\n" and space.run(settings=LOOPBACK) == []
+
+
+def test_what_is_temporary_on_two_hosts_comes_together_for_a_step_that_takes_both(space: Space) -> None:
+    loopback(space, hosts=2, slots=1)
+    meet = f"touch {space.root}/$RECIPE_STEP.here; until test -e {space.root}/a.here && test -e {space.root}/b.here; do :; done"
+    space.recipe(
+        "steps:\n"
+        + "".join(f"  {n}: {{run: '{meet}; echo {n} > {n}.bin', outputs: {{o: {{path: {n}.bin, temporary: true}}}}, timeout: 60s}}\n" for n in "ab")
+        + "  c: {run: 'cat {{ steps.a.o }} {{ steps.b.o }} > c.txt', outputs: {o: c.txt}}\nlimits: {time: 60s}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("c.txt") == "a\nb\n"
+
+
+def test_what_is_temporary_and_was_deleted_there_is_made_again_for_a_step_that_runs_here(space: Space) -> None:
+    objects = there(space) / "objects"
+    space.recipe(
+        f"steps:\n  a: {{run: '{count(space)}; echo large > a.bin', outputs: {{o: {{path: a.bin, temporary: true}}}}}}\n"
+        f"  spoil: {{run: 'test -e {space.root}/spoilt || rm -r {objects}/*; touch {space.root}/spoilt', needs: [a], where: local}}\n"
+        "  b: {run: 'cat {{ steps.a.o }} > b.txt', outputs: {o: b.txt}, needs: [spoil], where: local}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b.txt") == "large\n" and starts(space, "a") == 2
+
+
 @pytest.mark.parametrize("point", ["job-over:1", "outputs-stored:1", "job-started:2"])
 def test_what_is_temporary_is_found_again_on_its_host_when_the_worker_was_killed(space: Space, point: str) -> None:
     def recipe(more: str) -> None:
