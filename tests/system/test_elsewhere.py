@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.base import Exit, Unreachable
+from drivers.base import Exit, HostLost, Unreachable
 from runner.execution.steps.orphans import Orphans
 from runner.execution.terms import Choice, Settings
 from runner.hosts.link.contact import RemoteContact
@@ -446,6 +447,27 @@ def test_a_step_goes_to_another_host_when_its_own_is_lost(space: Space) -> None:
     space.attempt(settings=LOOPBACK)
     assert space.summary is not None and space.summary.state == "COMPLETED", space.summary
     assert is_whole(space)
+
+
+def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for when the host was given up was waited for without end."""
+    loopback(space, hosts=2, slots=2)
+    whole, lost = Follower.end, list[str]()
+
+    async def loses(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+        if follower.task.outputs[0].path == "a" and not lost:
+            await asyncio.to_thread(until, (space.root / "b.here").exists)
+            lost.append("host-1")
+            raise HostLost("it is gone")
+        return await whole(follower, beside)
+
+    monkeypatch.setattr(Follower, "end", loses)
+    first = f"test -e {space.root}/b.here || {{ touch {space.root}/b.here; until test -e {space.root}/over; do sleep 0.1; done; }}"
+    space.recipe(f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n")
+    try:
+        assert sorted(space.run(settings=LOOPBACK)) == ["a", "a", "b", "b"]
+    finally:
+        (space.root / "over").touch()
 
 
 def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: Space) -> None:
