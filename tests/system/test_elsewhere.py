@@ -344,6 +344,18 @@ def test_an_output_that_is_a_link_into_another_output_comes_home_in_any_order(sp
     assert space.read("best") == space.read("all/3") == space.read("every/3") == "best\n"
 
 
+@pytest.mark.parametrize("output", ["o", "o/"])
+def test_an_output_with_a_time_that_is_yet_to_come_is_no_input_that_a_step_changed(space: Space, output: str) -> None:
+    """As archives from a zone that is ahead have them."""
+    made, folder = ("o/d/x", "mkdir o/d;") if output == "o/" else ("o", "")
+    space.recipe(
+        f"steps:\n  a: {{run: '{folder} head -c 100000 /dev/zero > {made}; find o -exec touch -d 2099-01-01 {{}} +', outputs: {{o: {output}}}}}\n"
+        "  b: {run: 'find -H {{ steps.a.o }} -type f -exec cat {} + | wc -c > b', outputs: [b]}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b") == "100000\n"
+
+
 def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "hush-hush-1234")
     space.recipe(
