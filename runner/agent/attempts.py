@@ -120,17 +120,20 @@ def _changed(note: str) -> list[str]:
 def remains(request: Request, path: str, each: int, whole: int, count: int) -> tuple[list[tuple[str, int]], int]:
     """Small files of the attempt at `path`, at most `count`, of `each` bytes and together `whole`: names and sizes, the bytes behind each other.
 
-    And how many other files it has.
+    And how many other files it has; what cannot be looked into is left out.
     """
     if not os.path.isdir(path):
         return [], 0
-    names = sorted(name for name, kind in trees.below(path) if kind in "fx")
+    names = sorted(name for name, found in trees.seen(path) if not isinstance(found, OSError) and stat.S_ISREG(found.st_mode))
     sent: list[tuple[str, int]] = []
     for name in names:
         if len(sent) == count:
             break
-        with open(f"{path}/{name}", "rb") as file:
-            data = file.read(each + 1)
+        try:
+            with open(f"{path}/{name}", "rb") as file:
+                data = file.read(each + 1)
+        except OSError:
+            continue
         if len(data) <= min(each, whole - sum(size for _, size in sent)):
             sent.append((name, len(data)))
             request.emit(data)

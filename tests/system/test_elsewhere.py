@@ -304,7 +304,7 @@ def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_reported(
         space.recipe(f'steps:\n  s:\n    run: "{wrote}; cat raw/one; {end}"\n    deps: [raw/]\n    outputs: {{o: o.txt}}\n')
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 1 and words in said, said
-        assert "s: 1 of 3 files that it left on loopback host-1 are too large or too many to bring here" in said
+        assert "s: 1 of 3 files that it left on loopback host-1 do not come here: they are too large or too many, or cannot be read" in said
         left = Path(said.partition("kept for debugging: ")[2].partition("\n")[0])
         assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
         assert not (left / "large.bin").exists()

@@ -82,9 +82,8 @@ class Collector:
             for name, data in found.items():
                 _leave(self._task.attempt.path, name, data)
             if others:
-                self._task.say(
-                    f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name} are too large or too many to bring here"
-                )
+                of = f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name}"
+                self._task.say(f"{of} do not come here: they are too large or too many, or cannot be read")
 
 
 def _leave(top: str, name: str, data: bytes) -> None:
