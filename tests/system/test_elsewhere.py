@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from runner.hosts.place.following import Follower
 from runner.storage.records.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
+from tests.tools import needs
 
 LOOPBACK = Settings(driver="loopback")
 CRASHES = {"attempt-carried": 2, "job-started": 2, "job-over": 2, "outputs-stored": 2, "object-put": 2, "group-committed": 3}
@@ -146,6 +148,22 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     space.run(settings=LOOPBACK)
     assert set(space.read("o").split()) == {"./in"}
     assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
+
+
+def test_links_of_a_repository_are_links_there(space: Space) -> None:
+    origin = space.root / "origin"
+    (origin / "d").mkdir(parents=True)
+    (origin / "run").write_text("find . -type l | sort | while read -r link; do readlink $link; done\n")
+    for name, target in (("dangling", "nowhere"), ("round", "."), ("all", "d"), ("d/up", "../run")):
+        os.symlink(target, origin / name)
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    space.recipe(f"steps:\n  s: {{run: 'cd lib; sh d/up > ../o', code: [{{git: ./origin, commit: {commit}, at: lib}}], outputs: [o]}}\n")
+    for settings in (Settings(), LOOPBACK):
+        space.run(choice=Choice(all=True), settings=settings)
+        assert space.read("o") == "d\n../run\nnowhere\n.\n"
 
 
 def test_a_step_that_stays_here_runs_here(space: Space) -> None:
