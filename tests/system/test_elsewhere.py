@@ -150,11 +150,13 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
 
 
-def test_links_of_a_repository_are_links_there(space: Space) -> None:
+def test_links_of_a_repository_are_links_there_and_nothing_that_they_lead_to_is_sent(space: Space) -> None:
     origin = space.root / "origin"
     (origin / "d").mkdir(parents=True)
     (origin / "run").write_text("find . -type l | sort | while read -r link; do readlink $link; done\n")
-    for name, target in (("dangling", "nowhere"), ("round", "."), ("all", "d"), ("d/up", "../run")):
+    space.write("private", "a secret of ours")
+    private = [("in", str(space.root / "private")), ("out", "../../../../private")]
+    for name, target in (("dangling", "nowhere"), ("round", "."), ("all", "d"), ("d/up", "../run"), *private):
         os.symlink(target, origin / name)
     git = [needs("git"), "-C", str(origin), "-c", "user.name=x", "-c", "user.email=x@y.z"]
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
@@ -163,7 +165,7 @@ def test_links_of_a_repository_are_links_there(space: Space) -> None:
     space.recipe(f"steps:\n  s: {{run: 'cd lib; sh d/up > ../o', code: [{{git: ./origin, commit: {commit}, at: lib}}], outputs: [o]}}\n")
     for settings in (Settings(), LOOPBACK):
         space.run(choice=Choice(all=True), settings=settings)
-        assert space.read("o") == "d\n../run\nnowhere\n.\n"
+        assert space.read("o").splitlines() == ["d", "../run", "nowhere", private[0][1], private[1][1], "."]
 
 
 def test_a_step_that_stays_here_runs_here(space: Space) -> None:

@@ -240,18 +240,13 @@ def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
                 name = f"{folder}/{item.name}" if folder else item.name
                 if name in parcel.links or name in parcel.states:
                     continue
-                if item.is_symlink() and (_within(name, os.readlink(item.path)) or not os.path.exists(item.path)):
-                    parcel.paths[name] = os.readlink(item.path)  # of code that came from a repository
+                if item.is_symlink():  # in code that came from a repository: what it leads to may be none of the repository's business
+                    parcel.paths[name] = os.readlink(item.path)
                 elif item.is_dir():
                     waiting.append(name)
-                else:  # a link that leads out of the attempt is what it leads to
+                else:
                     with open(item.path, "rb") as file:
                         parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
         if empty and folder:
             parcel.folders.append(folder)
     return parcel
-
-
-def _within(name: str, target: str) -> bool:
-    """Whether a link of this name leads to something else of the attempt."""
-    return not os.path.isabs(target) and os.path.normpath(os.path.join(os.path.dirname(name), target)).partition("/")[0] != ".."
