@@ -120,17 +120,20 @@ def _changed(note: str) -> list[str]:
 def remains(request: Request, path: str, each: int, whole: int, count: int) -> tuple[list[tuple[str, int]], int]:
     """Small files of the attempt at `path`, at most `count`, of `each` bytes and together `whole`: names and sizes, the bytes behind each other.
 
-    And how many other files it has.
+    And how many other files it has; what cannot be looked into is left out.
     """
     if not os.path.isdir(path):
         return [], 0
-    names = sorted(name for name, kind in trees.below(path) if kind in "fx")
+    names = sorted(name for name, found in trees.seen(path) if not isinstance(found, OSError) and stat.S_ISREG(found.st_mode))
     sent: list[tuple[str, int]] = []
     for name in names:
         if len(sent) == count:
             break
-        with open(f"{path}/{name}", "rb") as file:
-            data = file.read(each + 1)
+        try:
+            with open(f"{path}/{name}", "rb") as file:
+                data = file.read(each + 1)
+        except OSError:
+            continue
         if len(data) <= min(each, whole - sum(size for _, size in sent)):
             sent.append((name, len(data)))
             request.emit(data)
@@ -141,7 +144,7 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     """Make outputs of the attempt at `path` objects: path, name as an object, and whether it is copied, not moved.  Those that are objects now."""
     request.arriving(request.partial)
     kept = []
-    for output, name, copied in outputs:
+    for output, name, copied in sorted(outputs, key=lambda each: not os.path.islink(f"{path}/{each[0]}")):  # before what they lead to is moved
         with objects.naming(name):
             if _kept(request, path, output, name, copied):
                 kept.append(name)
@@ -161,15 +164,17 @@ def _kept(request: Request, path: str, output: str, name: str, copied: bool) -> 
         except FileNotFoundError:
             if os.path.lexists(source):
                 raise  # else another, for a worker that was killed, was faster
+    looked = f"{path}.out" if os.path.exists(f"{path}.out") else ""
     if os.path.lexists(aside):
         trees.remove(at)
         _freeze(aside, name)
+        _date(aside, os.stat(looked).st_mtime_ns if looked else time.time_ns())
         os.rename(aside, at)
         if os.path.isdir(at):
             os.chmod(at, 0o555)  # noqa: S103
     elif not os.path.lexists(at):
         return False
-    objects.seal(request, name, f"{path}.out" if os.path.exists(f"{path}.out") else "")
+    objects.seal(request, name, looked)
     return True
 
 
@@ -194,6 +199,14 @@ def _freeze(path: str, name: str) -> None:
     for each, kind in list(trees.below(path)):
         if kind in "fxd":
             os.chmod(f"{path}/{each}", 0o444 if kind == "f" else 0o555)
+
+
+def _date(path: str, then: int) -> None:
+    """Let what has a time that is yet to come, as from an archive, have the time `then`: it would look as if it were written to for ever."""
+    now = time.time_ns()
+    for each in [path, *(f"{path}/{name}" for name, _ in trees.below(path))] if os.path.isdir(path) else [path]:
+        if os.lstat(each).st_mtime_ns > now:
+            os.utime(each, ns=(then, then), follow_symlinks=False)
 
 
 def read(request: Request, path: str, offset: int, limit: int) -> None:
@@ -224,11 +237,10 @@ def send(request: Request, folder: str, spans: Sequence[tuple[str, int, int]], s
 
 
 def matching(request: Request, path: str, pattern: str) -> list[str]:
-    """Files of the attempt at `path` whose names a pattern fits."""
-    import glob
+    """Files of the attempt at `path` whose names a pattern fits, in folders of any depth where it says `**`."""
+    import pathlib  # what reads them where we see the disk
 
-    found = glob.glob(f"{glob.escape(path)}/{pattern}")
-    return sorted(os.path.relpath(each, path) for each in found if os.path.isfile(each))
+    return sorted(str(each.relative_to(path)) for each in pathlib.Path(path).glob(pattern) if each.is_file())
 
 
 def note(request: Request, path: str) -> None:

@@ -31,15 +31,20 @@ def line(
     return form % (name, *ends, reason, started, ended, cpu, peak, strays, more)
 
 
-def escaped(text: bytes) -> bytes:
-    """Inside a JSON string; what has no four-digit code becomes a question mark."""
-    plain = (c if c < "\U00010000" else "?" for c in text.decode("utf-8", "replace"))
-    return "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\u{ord(c):04x}" for c in plain).encode()
+def escaped(text: bytes, errors: str = "replace") -> bytes:
+    """Inside a JSON string."""
+    return "".join(c if " " <= c <= "~" and c not in '"\\' else _code(ord(c)) for c in text.decode("utf-8", errors)).encode()
+
+
+def _code(number: int) -> str:
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    return f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
 def began(now: float, name: bytes, slot: int, log: bytes, timeout: bytes, idle: bytes) -> bytes:
     """A job begins.  One that has a slot outlives this agent: what the next one needs to wait for it stands there, too."""
-    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log), timeout, idle) if slot >= 0 else b""
+    more = b', "slot": %d, "log": "%s", "timeout": "%s", "idle": "%s"' % (slot, escaped(log, "surrogateescape"), timeout, idle) if slot >= 0 else b""
     return b'{"job": "%s", "began": %.3f%s}\n' % (name, now, more)
 
 

@@ -417,10 +417,15 @@ class Agent:
 def main(root: str, lock: int, listener: int, first: int) -> None:
     """Serve `root` until nothing is left to do.  `lock` is its lock, held; `listener` its socket; `first` the client that began us."""
     # Whatever else the client held open (a pipe somebody reads to its end, a jobserver) would be held by us, and by every job.
-    kept = sorted((2, lock, listener, first))
-    for below, above in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")]):
-        os.closerange(below + 1, above)
-    for fd in kept[1:]:
+    # Not every number up to the limit: in a container that may be a thousand million, and a Python for older systems would take minutes.
+    kept = (lock, listener, first)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # it was the list's own
+    for fd in kept:
         os.set_inheritable(fd, False)
     import ctypes
 

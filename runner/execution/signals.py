@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 IMPORTS: Final = 0.01
-"""Seconds between two looks whether an import is over."""
+"""Seconds between two looks whether an import is over, or an event loop made."""
 
 
 @contextlib.contextmanager
@@ -40,15 +40,16 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
     """Until a loop is called by them, have SIGINT and SIGTERM raise KeyboardInterrupt, and say so.
 
     One that comes during an import waits for its end: Python would keep its import lock, and what connects in another thread wait for that for ever.
+    So does one that comes while an event loop is being made: half a loop has a traceback for its user when it is deleted.
     """
-    here, around = threading.get_ident(), _imports(sys._getframe())  # a program may call this while it is imported itself
+    here, around = threading.get_ident(), _unbroken(sys._getframe())  # a program may call this while it is imported itself
 
     def again(number: int) -> None:
         time.sleep(IMPORTS)
         signal.pthread_kill(here, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        if _imports(frame) > around:
+        if _unbroken(frame) > around:
             _thread.start_new_thread(again, (number,))  # without the locks of `threading`, which this thread may hold
             return
         say("interrupted before any step began")
@@ -67,11 +68,12 @@ def preparing(say: Callable[[str], None]) -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _imports(frame: FrameType | None) -> int:
-    """How many frames of imports there are from this one outwards."""
+def _unbroken(frame: FrameType | None) -> int:
+    """How many frames there are from this one outwards that no interrupt may leave: of imports, and of event loops that are being made."""
     count = 0
     while frame is not None:
-        count += frame.f_globals.get("__name__") == "importlib._bootstrap"
+        module = frame.f_globals.get("__name__")
+        count += module == "importlib._bootstrap" or (module == "asyncio.events" and frame.f_code.co_name == "new_event_loop")
         frame = frame.f_back
     return count
 

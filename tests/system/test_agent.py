@@ -594,3 +594,36 @@ def test_the_job_of_a_stopped_client_is_ended_and_that_of_one_that_lives_is_not(
             await host.aclose()
 
     asyncio.run(act())
+
+
+INHERITS = """\
+import os, sys
+from runner.agent import server
+os.sysconf, os.closerange = lambda _name: 1 << 30, lambda low, high: sys.exit(f"it closes {high - low} numbers one by one")
+
+class Agent:
+    def __init__(self, listener, first): pass
+    def serve(self): print(*sorted(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")))
+
+server.Agent = Agent
+server.main("/", *map(int, sys.argv[1:]))
+"""
+
+
+def test_an_agent_lets_go_of_what_it_inherited_and_of_nothing_up_to_a_limit_of_a_thousand_million() -> None:
+    """Where Python has no close_range, as in builds for older systems, an agent took minutes to begin in such a container."""
+    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(6)]
+    try:
+        argv = [sys.executable, "-c", INHERITS, *map(str, others[1:4])]
+        ran = subprocess.run(argv, pass_fds=others, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        assert (ran.stdout.split(), ran.stderr) == (["0", "1", "2", *map(str, others[1:4])], "")
+    finally:
+        for fd in others:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("log", ['plain "\\\n', "é", "\U0001f389 \U00020000 \uffff", b"\xff\xfe".decode("utf-8", "surrogateescape")])
+def test_the_journal_has_the_name_of_a_log_as_it_is(log: str) -> None:
+    """Under another name a job that an agent had left was taken for one that prints nothing, and ended by its `idle_timeout`."""
+    line = journal.began(0.0, b"job", 1, os.fsencode(log), b"", b"5")
+    assert json.loads(line)["log"] == log

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 import pytest
 
-from drivers.base import Exit, Unreachable
+from drivers.base import Exit, HostLost, Unreachable
 from runner.execution.steps.orphans import Orphans
 from runner.execution.terms import Choice, Settings
 from runner.hosts.link.contact import RemoteContact
@@ -21,6 +23,7 @@ from runner.hosts.place.following import Follower
 from runner.storage.records.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
+from tests.tools import needs
 
 LOOPBACK = Settings(driver="loopback")
 CRASHES = {"attempt-carried": 2, "job-started": 2, "job-over": 2, "outputs-stored": 2, "object-put": 2, "group-committed": 3}
@@ -147,6 +150,24 @@ def test_a_step_sees_there_what_it_declares_and_nothing_else(space: Space) -> No
     assert not {"VIRTUAL_ENV", "PYTEST_CURRENT_TEST"} & set(space.read("e").split())
 
 
+def test_links_of_a_repository_are_links_there_and_nothing_that_they_lead_to_is_sent(space: Space) -> None:
+    origin = space.root / "origin"
+    (origin / "d").mkdir(parents=True)
+    (origin / "run").write_text("find . -type l | sort | while read -r link; do readlink $link; done\n")
+    space.write("private", "a secret of ours")
+    private = [("in", str(space.root / "private")), ("out", "../../../../private")]
+    for name, target in (("dangling", "nowhere"), ("round", "."), ("all", "d"), ("d/up", "../run"), *private):
+        os.symlink(target, origin / name)
+    git = [needs("git"), "-C", str(origin), "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    space.recipe(f"steps:\n  s: {{run: 'cd lib; sh d/up > ../o', code: [{{git: ./origin, commit: {commit}, at: lib}}], outputs: [o]}}\n")
+    for settings in (Settings(), LOOPBACK):
+        space.run(choice=Choice(all=True), settings=settings)
+        assert space.read("o").splitlines() == ["d", "../run", "nowhere", private[0][1], private[1][1], "."]
+
+
 def test_a_step_that_stays_here_runs_here(space: Space) -> None:
     space.recipe(
         "steps:\n  far: {run: 'pwd > far', outputs: {o: far}}\n"
@@ -187,6 +208,31 @@ def test_metrics_in_a_file_of_the_step_come_home(space: Space) -> None:
 """
     )
     space.run(settings=LOOPBACK)
+    assert space.read("p") == "0.25\n"
+
+
+def test_a_metrics_file_that_comes_in_several_pieces_is_read_to_its_end(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "ROOM", 20)
+    space.recipe(
+        """steps:
+  train: {run: 'for n in 1 2 3; do echo "{\\"loss\\": 0.$n}" >> a.jsonl; done; echo 1 > o', outputs: {o: o}, metrics: {file: a.jsonl}}
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("p") == "0.3\n"
+
+
+def test_a_pattern_finds_the_metrics_files_there_that_it_finds_here(space: Space) -> None:
+    space.recipe(
+        """steps:
+  train: {run: 'mkdir -p logs/a/b; echo "{\\"loss\\": 0.25}" > logs/a/b/m.jsonl; echo 1 > o', outputs: {o: o}, metrics: {file: "logs/**/*.jsonl"}}
+  tell: {run: "echo {{ steps.train.metrics.loss }} > p", outputs: {p: p}}
+"""
+    )
+    space.run()
+    assert space.read("p") == "0.25\n"
+    assert space.run(choice=Choice(all=True), settings=LOOPBACK) == ["train", "tell"]
     assert space.read("p") == "0.25\n"
 
 
@@ -278,7 +324,7 @@ def test_small_files_of_an_attempt_that_failed_there_come_home_and_are_reported(
         space.recipe(f'steps:\n  s:\n    run: "{wrote}; cat raw/one; {end}"\n    deps: [raw/]\n    outputs: {{o: o.txt}}\n')
         code, _, said = space.command("run", "--driver", "loopback")
         assert code == 1 and words in said, said
-        assert "s: 1 of 3 files that it left on loopback host-1 are too large or too many to bring here" in said
+        assert "s: 1 of 3 files that it left on loopback host-1 do not come here: they are too large or too many, or cannot be read" in said
         left = Path(said.partition("kept for debugging: ")[2].partition("\n")[0])
         assert (left / "deep/trace.txt").read_text() == "trace\n" and (left / "odd name/x").read_text() == "x\n"
         assert not (left / "large.bin").exists()
@@ -310,6 +356,24 @@ def test_an_output_that_is_a_link_comes_home_as_what_it_leads_to(space: Space) -
     space.run(settings=LOOPBACK)
     assert space.read("o") == "large\n" and not (space.root / "o").is_symlink()
     assert space.read("p") == Path("/etc/passwd").read_text()
+
+
+def test_an_output_that_is_a_link_into_another_output_comes_home_in_any_order(space: Space) -> None:
+    space.recipe("steps:\n  s: {run: 'echo best > all/3; ln -s all/3 best; ln -s all every', outputs: {all: all/, best: best, every: every}}\n")
+    space.run(settings=LOOPBACK)
+    assert space.read("best") == space.read("all/3") == space.read("every/3") == "best\n"
+
+
+@pytest.mark.parametrize("output", ["o", "o/"])
+def test_an_output_with_a_time_that_is_yet_to_come_is_no_input_that_a_step_changed(space: Space, output: str) -> None:
+    """As archives from a zone that is ahead have them."""
+    made, folder = ("o/d/x", "mkdir o/d;") if output == "o/" else ("o", "")
+    space.recipe(
+        f"steps:\n  a: {{run: '{folder} head -c 100000 /dev/zero > {made}; find o -exec touch -d 2099-01-01 {{}} +', outputs: {{o: {output}}}}}\n"
+        "  b: {run: 'find -H {{ steps.a.o }} -type f -exec cat {} + | wc -c > b', outputs: [b]}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b") == "100000\n"
 
 
 def test_a_secret_reaches_the_step_there_and_stays_nowhere(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,6 +481,27 @@ def test_a_step_goes_to_another_host_when_its_own_is_lost(space: Space) -> None:
     assert is_whole(space)
 
 
+def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for when the host was given up was waited for without end."""
+    loopback(space, hosts=2, slots=2)
+    whole, lost = Follower.end, list[str]()
+
+    async def loses(follower: Follower, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+        if follower.task.outputs[0].path == "a" and not lost:
+            await asyncio.to_thread(until, (space.root / "b.here").exists)
+            lost.append("host-1")
+            raise HostLost("it is gone")
+        return await whole(follower, beside)
+
+    monkeypatch.setattr(Follower, "end", loses)
+    first = f"test -e {space.root}/b.here || {{ touch {space.root}/b.here; until test -e {space.root}/over; do sleep 0.1; done; }}"
+    space.recipe(f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n")
+    try:
+        assert sorted(space.run(settings=LOOPBACK)) == ["a", "a", "b", "b"]
+    finally:
+        (space.root / "over").touch()
+
+
 def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: Space) -> None:
     def recipe(more: str) -> None:
         space.recipe(
@@ -434,6 +519,40 @@ def test_what_is_temporary_stays_there_and_is_made_again_when_it_is_lost(space: 
     shutil.rmtree(space.root / ".recipe" / "loopback")
     assert space.run(settings=LOOPBACK) == ["a", "b"]
     assert space.read("b.txt") == "6\nmore\n"
+
+
+@pytest.mark.parametrize("output", ["a.bin", "a/"])
+def test_what_is_temporary_comes_here_for_a_step_that_runs_here(space: Space, output: str) -> None:
+    made = output + "file" * output.endswith("/")
+    space.recipe(
+        f"steps:\n  a: {{run: 'head -c 100000 /dev/zero > {made}; chmod +x {made}', outputs: {{o: {{path: {output}, temporary: true}}}}}}\n"
+        f"  b: {{run: 'find -H {{{{ steps.a.o }}}} -type f -perm -u+x -exec cat {{}} + | wc -c > b.txt', outputs: {{o: b.txt}}, where: local}}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b.txt") == "100000\n" and space.run(settings=LOOPBACK) == []
+
+
+def test_what_is_temporary_on_two_hosts_comes_together_for_a_step_that_takes_both(space: Space) -> None:
+    loopback(space, hosts=2, slots=1)
+    meet = f"touch {space.root}/$RECIPE_STEP.here; until test -e {space.root}/a.here && test -e {space.root}/b.here; do :; done"
+    space.recipe(
+        "steps:\n"
+        + "".join(f"  {n}: {{run: '{meet}; echo {n} > {n}.bin', outputs: {{o: {{path: {n}.bin, temporary: true}}}}, timeout: 60s}}\n" for n in "ab")
+        + "  c: {run: 'cat {{ steps.a.o }} {{ steps.b.o }} > c.txt', outputs: {o: c.txt}}\nlimits: {time: 60s}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("c.txt") == "a\nb\n"
+
+
+def test_what_is_temporary_and_was_deleted_there_is_made_again_for_a_step_that_runs_here(space: Space) -> None:
+    objects = there(space) / "objects"
+    space.recipe(
+        f"steps:\n  a: {{run: '{count(space)}; echo large > a.bin', outputs: {{o: {{path: a.bin, temporary: true}}}}}}\n"
+        f"  spoil: {{run: 'test -e {space.root}/spoilt || rm -r {objects}/*; touch {space.root}/spoilt', needs: [a], where: local}}\n"
+        "  b: {run: 'cat {{ steps.a.o }} > b.txt', outputs: {o: b.txt}, needs: [spoil], where: local}\n"
+    )
+    space.run(settings=LOOPBACK)
+    assert space.read("b.txt") == "large\n" and starts(space, "a") == 2
 
 
 @pytest.mark.parametrize("point", ["job-over:1", "outputs-stored:1", "job-started:2"])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drivers.base import HostLost, Unreachable
+from drivers.base import HostLost, Rejected, Unreachable
 from runner.errors import Infrastructure
 from runner.hosts.place.checkpoint_sync import LINK, CheckpointPruner, CheckpointSync, Look, strained
 from runner.hosts.place.host_task import Round, StateFolder
@@ -306,6 +306,21 @@ def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(sc
     assert sorted(scene.finish().brought) == ["log.txt", "step-2"]
     assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
     assert scene.paused == [2.0]
+
+
+def test_what_cannot_be_brought_keeps_nothing_else_from_coming_home(scene: Scene) -> None:
+    for step in (1, 2, 3):
+        scene.there.save(step)
+    for name in ("best", "log.txt"):
+        (scene.there.folder / name).write_text("hello")
+
+    def refuse(path: str, target: Path) -> None:
+        if path.endswith(("step-3", "best")):
+            raise Rejected(f"{path} cannot be read")
+
+    scene.away.during = refuse
+    assert "step-3 cannot be read" in scene.finish().problem
+    assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
 
 
 def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_says_what_is_missing(scene: Scene) -> None:

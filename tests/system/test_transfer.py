@@ -192,6 +192,33 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
 # -- only what is missing
 
 
+def test_of_what_an_earlier_try_brought_only_that_stays_which_is_there_still(go: Go) -> None:
+    """A state that its trainer went on writing after the connection broke came home with what had been deleted."""
+
+    async def do(town: Town) -> None:
+        top, home = town.tree("there/states"), town.place / "home"
+        earlier = home.with_name("home.coming")
+        shutil.copytree(top, earlier, symlinks=True)
+        (earlier / "deleted").write_text("x")
+        (earlier / "folder").mkdir()
+        (earlier / "folder" / "below").write_text("x")
+        (earlier / "link").unlink()
+        (earlier / "link").symlink_to("dir1/file 4")
+        (earlier / "zero").unlink()
+        (earlier / "zero").mkdir()
+        (earlier / "none" / "at all").rmdir()
+        (earlier / "none" / "at all").write_text("x")
+        taken = (await town.host_store.take(str(town.place / "there"), [("states", True)])).outputs["states"]
+        await town.host_store.fetch(str(top), taken, str(home))
+        assert files.scan(home) == files.scan(top) == taken.content
+        file = (await town.host_store.take(str(top), [("zero", False)])).outputs["zero"]
+        (town.place / "file.coming").mkdir()
+        await town.host_store.fetch(str(top / "zero"), file, str(town.place / "file"))
+        assert (town.place / "file").read_bytes() == b""
+
+    go(do)
+
+
 def test_what_is_there_already_costs_one_round_trip(go: Go) -> None:
     async def check(town: Town) -> None:
         sources = {content: str(town.place / "data") for content in await town.sends(town.tree())}

@@ -64,3 +64,21 @@ class _Listed(list[Any]):
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(request_there: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs("attempt/shut")
+    for name in ("shut/inner", "secret", "trace"):
+        Path(f"attempt/{name}").write_text("why")
+    scan = os.scandir
+
+    def refused(path: str) -> Any:
+        """Also to root, as on a file system of the network."""
+        if os.path.basename(path) in ("shut", "secret"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(trees.os, "scandir", refused)
+    opened = lambda path, mode: refused(path) if "secret" in path else open(path, mode)  # noqa: E731, SIM115
+    monkeypatch.setattr(attempts, "open", opened, raising=False)
+    assert attempts.remains(request_there, "attempt", 100, 1000, 10) == ([("trace", 3)], 1)

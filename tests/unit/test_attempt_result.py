@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.execution.steps import attempt_result
+from runner.planning.step import MetricsSpec
 from runner.secrets import Masker, Secret
 
 SCRIPT = "import os, sys\nos.write(1, b'first\\n')\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
@@ -29,6 +31,14 @@ def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(launc
     assert b"launch.py" in ran.stdout and b"launch.py" not in told
     assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
     assert told.count(b"Traceback") in ((1, 2) if raising else (0,))  # each process has its own, unless the launcher ended it before
+
+
+def test_of_what_a_pattern_of_metrics_files_fits_only_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "m" / "folder").mkdir(parents=True)
+    os.mkfifo(tmp_path / "m" / "pipe")
+    (tmp_path / "m" / "z").symlink_to("nowhere")
+    (tmp_path / "m" / "it").write_text('{"loss": 0.5}\n')
+    assert attempt_result.measured(str(tmp_path), "", MetricsSpec("m/*", None), MASKER) == {"loss": 0.5}
 
 
 def test_a_programs_own_traceback_stays() -> None:

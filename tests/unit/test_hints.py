@@ -79,6 +79,11 @@ def test_a_full_gpu_is_distinguished_from_a_full_machine(log: str) -> None:
     assert "resources: {memory" in hint("Killed", 137) and "resources: {memory" in fix(Exit(None, signal=9, reason="oom"), "", SPEC, HERE, {})
 
 
+@pytest.mark.parametrize("reason", ["timeout", "idle", "stopped", "lost"])
+def test_what_we_killed_ourselves_did_not_run_out_of_memory(reason: str) -> None:
+    assert fix(Exit(137, signal=9, reason=reason), "", SPEC, HERE, {}) == ""
+
+
 def test_a_program_that_cannot_be_run_is_named() -> None:
     assert hint("recipe: cannot run ./x.sh: Permission denied", 126).startswith("x.sh is not executable: `chmod +x x.sh`")
     assert hint("/a/1.sh: 1: ./x.sh: Permission denied", 126).startswith("x.sh is not executable")

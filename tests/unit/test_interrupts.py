@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -34,6 +35,23 @@ def test_an_interrupt_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch
             signal.pause()
     assert said == ["interrupted before any step began"] and "interrupted" in sys.modules
     del sys.modules["interrupted"], interrupted
+
+
+def test_an_interrupt_waits_for_an_event_loop_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python printed a traceback of the half that was deleted."""
+    made: list[asyncio.AbstractEventLoop] = []
+    whole = asyncio.SelectorEventLoop.__init__
+
+    def interrupted(loop: asyncio.SelectorEventLoop) -> None:
+        signal.raise_signal(signal.SIGINT)
+        whole(loop)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "__init__", interrupted)
+    with pytest.raises(KeyboardInterrupt), preparing(lambda _words: None):
+        made.append(asyncio.new_event_loop())
+        while True:
+            signal.pause()
+    made[0].close()
 
 
 def test_a_program_that_runs_a_recipe_while_it_is_imported_is_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

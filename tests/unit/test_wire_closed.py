@@ -58,6 +58,18 @@ def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(steps: in
         assert all(asyncio.run(closed_after(moment))), f"one is there that nobody holds, after {moment} steps"
 
 
+def test_all_that_wait_for_a_stream_are_answered_when_their_wire_is_closed() -> None:
+    async def closed() -> list[str | BaseException]:
+        wire = Wire(Greeting(1_000_000), "/there")
+        asking = [asyncio.create_task(wire.once("any", read=str)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await wire.aclose()
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    assert all(isinstance(each, Unreachable) for each in asyncio.run(closed()))
+
+
 async def _silent() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
     yield b""

@@ -179,7 +179,7 @@ def measured(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) ->
     if pattern:
         found = metrics.match(Path(log), pattern, masker)
     else:
-        paths = sorted(Path(attempt).glob(file)) if file else [Path(attempt + ".metrics")]
+        paths = sorted(path for path in Path(attempt).glob(file) if path.is_file()) if file else [Path(attempt + ".metrics")]
         found = {name: value for path in paths for name, value in metrics.read(path).items()}
     return dict(masker.value(found))
 

@@ -50,7 +50,8 @@ def fix(exit: Exit, log: str, spec: StepSpec, ran: Ran, environ: Mapping[str, st
         return _absent_module(found[1].partition(".")[0], ran)
     if (found := re.search(_EXISTS, log, re.MULTILINE)) and _made_ahead(found[1], spec):
         return f"the folders of outputs are there before {spec.step} begins: create {found[1]} with `exist_ok=True`, or `mkdir -p`"
-    if exit.reason == "oom" or exit.signal == 9 or exit.code == KILLED:
+    killed = exit.reason in ("exit", "signal") and (exit.signal == 9 or exit.code == KILLED)  # not by us, as at a limit of time
+    if exit.reason == "oom" or killed:
         return (
             "most often it is memory that runs out (`dmesg` shows it): run fewer steps at once with `-j`, take smaller batches, or say what it needs "
             "with `resources: {memory: …}`"

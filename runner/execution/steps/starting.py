@@ -26,9 +26,9 @@ from ...planning.plan import LOCAL, UNCACHED, Node
 from ...planning.schedule import LIMIT
 from ...planning.step import StepSpec
 from ...secrets import tokenlike
-from ...storage.content.files import Content, no_space
+from ...storage.content.files import no_space
 from ...storage.locks import Lock
-from . import attempt_result, shared_states
+from . import attempt_result, shared_states, stayed
 from .attempts import Running
 from .control import GRACE, stop
 from .failing import UNPLACED, fail, fail_unstarted, lose, wait_again
@@ -357,15 +357,17 @@ async def _internal(id: str, running: Running, error: Exception) -> RecipeError:
 
 def _place_for(work: Work, node: Node, spec: StepSpec) -> Place | None:
     """Where a step may start now: where what it needs is already, else where there is room; for several nodes that many hosts, or none."""
-    wants = spec.resources.room
-    places = work.host_pool.places_of(spec, local=bool(node.flags & LOCAL))
-    if len(places) == 1 and not places[0].elsewhere and not work.host_pool.priced:
+    wants, local = spec.resources.room, bool(node.flags & LOCAL)
+    places = work.host_pool.places_of(spec, local=local)
+    absent = stayed.absent(work, node)
+    if absent:
+        places = [] if local else stayed.holders(work, absent, wants)
+        if not places:
+            stayed.send_for(work, node.id, absent)
+            return None
+    elif len(places) == 1 and not places[0].elsewhere and not work.host_pool.priced:
         return places[0]  # the scheduler has seen to it that there is room on this machine
-    absent = _absent(work, node)
-    if absent and not node.flags & LOCAL:
-        places = work.host_pool.places
-    places = [place for place in places if place.has_room(wants) and all(place.folder.holds(content) for content in absent)]
-    places = sorted(places, key=lambda place: place.contact.silent)
+    places = sorted((place for place in places if place.has_room(wants)), key=lambda place: place.contact.silent)
     if spec.node_count > 1:
         from ...hosts.place.group import group_of
 
@@ -374,23 +376,17 @@ def _place_for(work: Work, node: Node, spec: StepSpec) -> Place | None:
     return places[0] if places else None
 
 
-def _absent(work: Work, node: Node) -> list[str]:
-    """What a step takes of earlier ones and that is not here: `temporary` outputs, which stayed on their host."""
-    found = [work.made[each.producer].outputs.get(each.output) for each in node.upstream]
-    return [content for content in found if content is not None and not work.ws.objects.has(Content(content))]
-
-
 def _without_room(work: Work, id: str, node: Node) -> bool:
     """A step that could start and finds no place: it waits, or what it needs is made again, or there will never be one."""
-    live = [place for place in work.host_pool.places if not place.lost]
-    for content in _absent(work, node):
-        if not any(place.folder.holds(content) for place in live):
+    absent = stayed.absent(work, node)
+    for content in absent:
+        if not stayed.holders(work, [content]):
             producer = next(each.producer for each in node.upstream if work.made[each.producer].outputs.get(each.output) == content)
             name = work.plan.nodes[producer].id
             work.made.pop(producer)
             work.groups.record(work.scheduler.gone(name, "its output stayed on a host that is lost"))
             return True
-    if work.replacing or work.host_pool.hopes(work.spec(id)):
+    if work.coming.intersection(absent) or work.replacing or work.host_pool.hopes(work.spec(id)):
         return False
     fix = f"`recipe offers --driver {work.host_pool.name}` shows what there is, `recipe doctor --driver {work.host_pool.name}` the account"
     words = f"there is no host left for it: {'; '.join(work.host_pool.lost) or 'none is large enough'}"

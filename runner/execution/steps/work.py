@@ -144,6 +144,7 @@ class Work:
         if claimed.resumed:
             tries = ws.store.runs.attempts(claimed.id)
             self.short.update(each.step for each in tries if (each.outcome, each.reason) == ("failed", "oom"))
+        self.coming: set[str] = set()  # contents that stayed on a host, and are on their way here
         self.replacing = 0  # hosts that are being replaced, or asked for
         self.rented_at = 0.0  # the last look at which machines are needed
         self.failures: list[Failure] = []

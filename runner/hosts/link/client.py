@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from drivers.base import NOTHING, Argv, Command, Denied, DriverError, Exit, Host, Job, Rejected, Unreachable, file_name
+from drivers.base import NOTHING, Argv, Command, Denied, DriverError, Exit, Host, HostLost, Job, Rejected, Unreachable, file_name
 
 from ...agent.protocol import NUMBER
 from ...agent.reach import reach
@@ -199,11 +199,13 @@ class Client:
         """See `Host.call`."""
         return self._line.host().call(argv, stdin)
 
-    async def aclose(self) -> None:
-        """Let go of our connections, not of the host; jobs go on."""
+    async def aclose(self, lost: str = "") -> None:
+        """Let go of our connections, not of the host; jobs go on.  `lost`: why it is given up, which who waits for one of its jobs gets to know."""
         await self._line.aclose()
         self._disconnect()
         self._forget()
+        if lost:
+            self._fail(HostLost(lost), None)
 
     # --- the connection
 

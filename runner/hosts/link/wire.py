@@ -154,6 +154,10 @@ class Wire:
     async def aclose(self) -> None:
         """End what answers us there.  Nothing is asked any more."""
         self._closed = True
+        while self._wanting:
+            turn = self._wanting.popleft()
+            if not turn.done():
+                turn.set_exception(Unreachable(CLOSED))
         for opening in self._opening:
             opening.cancel()
         if self._opening:

@@ -184,7 +184,10 @@ class CheckpointSync:
         return found
 
     async def _bring(self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False) -> None:
-        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one."""
+        """One round.  `over`: the process has exited.  `newer`: only checkpoints newer than the newest complete local one.
+
+        What cannot be brought keeps nothing else from coming; the first such error is raised at the end.
+        """
         seen = self._seen[state.name]
         incoming = _incoming(state)
         look = await self._host.look(state.below)
@@ -195,6 +198,7 @@ class CheckpointSync:
         whole = await asyncio.to_thread(_whole, state)
         floor = max((_age(name, listing) for name, listing in whole.items()), default=None) if newer else None
         good: list[str] = []
+        failed: list[Exception] = []
         for name, before in zip_longest(names, names[1:], fillvalue=""):
             if state.keep is not None and len(good) >= max(1, state.keep):
                 break
@@ -206,15 +210,17 @@ class CheckpointSync:
                 continue
             if name == names[0] and not over and not await self._closed(state, name, listing):
                 continue
-            if await self._take(state, name, listing, incoming, doing, over=over, before=(before, there.get(before, {}))):
+            if await self._take(state, name, listing, incoming, doing, failed, over=over, before=(before, there.get(before, {}))):
                 good.append(name)
         if over:
             for name in sorted(set(there) - set(names)):
                 if not any(TEMPORARY.match(part) for part in name.split("/")) and _listing(_below(state.here, name)) != there[name] and not newer:
-                    await self._take(state, name, there[name], incoming, doing, over=True)
+                    await self._take(state, name, there[name], incoming, doing, failed, over=True)
         if not newer:
             await self._care(state, names, good, there, look, doing)
         await asyncio.to_thread(delete, incoming)
+        if failed:
+            raise failed[0]
 
     async def _closed(self, state: StateFolder, name: str, listing: Listing) -> bool:
         """Whether the newest one there is as it was a while ago."""
@@ -227,16 +233,25 @@ class CheckpointSync:
         return True
 
     async def _take(
-        self, state: StateFolder, name: str, listing: Listing, incoming: Path, doing: Round, *, over: bool, before: tuple[str, Listing] = ("", {})
+        self,
+        state: StateFolder,
+        name: str,
+        listing: Listing,
+        incoming: Path,
+        doing: Round,
+        failed: list[Exception],
+        *,
+        over: bool,
+        before: tuple[str, Listing] = ("", {}),
     ) -> bool:
-        """Bring one thing home; whether it counts.  `before`: the checkpoint before it there."""
+        """Bring one thing home; whether it counts.  Why it cannot be brought goes into `failed`.  `before`: the checkpoint before it there."""
         target = incoming / (name or WHOLE)
         try:
             doing.size += await self._host.bring(_join(state.below, name), target)
-        except (Rejected, RecipeError, OSError):
+        except (Rejected, RecipeError, OSError) as error:
             # The trainer deletes old checkpoints of its own accord, and goes on writing: neither is an error.
             if _parts((await self._host.look(state.below)).files, state.pattern).get(name) == listing:
-                raise
+                failed.append(error)
             return False
         if _is_checkpoint(name, state.pattern) and (self._host.partial or not (name == "" and over)):
             verdict = await asyncio.to_thread(checkpoints.examine, target, world=self._world, thorough=True)

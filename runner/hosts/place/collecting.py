@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivers.base import DriverError, Exit
 
 from ...errors import RecipeError
 from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY
-from ...storage.content.disk import delete
-from ...storage.content.files import Content
 from ...storage.workspace import Workspace
 from .folder import RemoteFolder
 from .host_task import HostTask, Paths, TaskResult
 from .staging import Attempt
 
 if TYPE_CHECKING:
-    from ..transfer.download import Taken
     from ..transfer.host_store import HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
@@ -65,7 +61,8 @@ class Collector:
             return TaskResult(exit, problem="output", words="; ".join(wrong))
         for name, path, flags in outputs:
             if name in found and name not in noted and not flags & TEMPORARY:
-                await self._fetch(f"{paths.cwd}/{path}", harvest.outputs[path])
+                taken = harvest.outputs[path]
+                await self._folder.fetch(f"{paths.cwd}/{path}", taken, f"{task.name}-{taken.content[2:18]}")
         for name, content in found.items():
             if name not in noted:
                 task.attempt.note(name, content)
@@ -85,21 +82,8 @@ class Collector:
             for name, data in found.items():
                 _leave(self._task.attempt.path, name, data)
             if others:
-                self._task.say(
-                    f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name} are too large or too many to bring here"
-                )
-
-    async def _fetch(self, path: str, taken: Taken) -> None:
-        """Have an output in the store here.  What came before a connection broke is beside the target, whose name is the same at each try."""
-        content = Content(taken.content)
-        if self._ws.objects.has(content):
-            return
-        target = Path(f"{self._ws.home}/partial/{os.getpid()}-{self._task.name}-{content[2:18]}")
-        await self._host_store.fetch(path, taken, str(target))
-        try:
-            await asyncio.to_thread(self._ws.objects.put, target, content, move=True)
-        finally:
-            delete(target)
+                of = f"{others} of {others + len(found)} files that it left on {self._host_store.wire.name}"
+                self._task.say(f"{of} do not come here: they are too large or too many, or cannot be read")
 
 
 def _leave(top: str, name: str, data: bytes) -> None:

@@ -14,7 +14,7 @@ from drivers.base import DriverError
 
 from ...errors import RecipeError
 from ...storage.content.disk import delete
-from ...storage.content.files import scan
+from ...storage.content.files import Content, scan
 from ...storage.workspace import Workspace
 from ..link.contact import Contact
 from .host_task import Paths
@@ -22,6 +22,7 @@ from .host_task import Paths
 if TYPE_CHECKING:
     from ...secrets import Secret
     from ...storage.signed import Signed
+    from ..transfer.download import Taken
     from ..transfer.host_store import HostStore
 
 LULL, LULLS = 0.03, 10
@@ -76,6 +77,9 @@ class Folder:
 
     async def look_for(self, contents: Collection[str]) -> None:
         """Ask the host which of these it has, that are not in our store."""
+
+    async def bring(self, content: str) -> None:
+        """Have in our store what the host holds."""
 
     @property
     def pulls(self) -> bool:
@@ -146,6 +150,28 @@ class RemoteFolder(Folder):
     async def look_for(self, contents: Collection[str]) -> None:
         """Ask the host which of these it has."""
         self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))
+
+    async def bring(self, content: str) -> None:
+        """What is not there any more, or is not what it was, is not held from then on."""
+        path = self._host_store.path(content)
+        name = path.removeprefix(f"{self.root}/")
+        taken = (await self._contact.insist(lambda: self._host_store.take(self.root, [(name, content[0] == "t")]))).outputs[name]
+        if taken.content == content:
+            await self._contact.insist(lambda: self.fetch(path, taken, content[2:18]))
+        else:
+            self.contents.discard(content)
+
+    async def fetch(self, path: str, taken: Taken, partial: str) -> None:
+        """Have in our store what was found there.  What came before a connection broke is at `partial`, the same at each try."""
+        content = Content(taken.content)
+        if self._ws.objects.has(content):
+            return
+        target = Path(f"{self._ws.home}/partial/{os.getpid()}-{partial}")
+        await self._host_store.fetch(path, taken, str(target))
+        try:
+            await asyncio.to_thread(self._ws.objects.put, target, content, move=True)
+        finally:
+            delete(target)
 
     @property
     def pulls(self) -> bool:

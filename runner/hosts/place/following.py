@@ -69,11 +69,11 @@ class Follower:
                 _append(here.metrics, data)
             return
         for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
-            data = await self._host_store.read(f"{paths.cwd}/{name}", limit=ROOM)
             target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # an earlier worker may have brought it
-            _append(str(target), data)
+            while data := await self._host_store.read(f"{paths.cwd}/{name}", _size(str(target)), limit=ROOM):
+                _append(str(target), data)
 
     async def _append(self) -> bool:
         """All that was printed by now; whether there was anything."""

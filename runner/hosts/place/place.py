@@ -202,8 +202,8 @@ class Place:
                     task.say(words)
 
     async def aclose(self) -> None:
-        """Let go of our connections to it.  Jobs stay."""
-        await self.host.aclose()
+        """Let go of our connections to it.  Jobs stay; where it is lost, those who wait for them get to know it."""
+        await self.host.aclose(self.lost)
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
         """The results of an attempt are stored: what it used on another disk than ours goes, `states` too."""

@@ -240,9 +240,11 @@ def _parcel(attempt: Attempt, states: Mapping[str, str]) -> Parcel:
                 name = f"{folder}/{item.name}" if folder else item.name
                 if name in parcel.links or name in parcel.states:
                     continue
-                if item.is_dir():
+                if item.is_symlink():  # in code that came from a repository: what it leads to may be none of the repository's business
+                    parcel.paths[name] = os.readlink(item.path)
+                elif item.is_dir():
                     waiting.append(name)
-                else:  # a link within code that came from a repository is what it leads to
+                else:
                     with open(item.path, "rb") as file:
                         parcel.files[name] = file.read(), bool(item.stat().st_mode & stat.S_IXUSR)
         if empty and folder:

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 from drivers.base import Unreachable
 
 from ...agent.neighbours import copy
-from ...agent.trees import digest_of
+from ...agent.trees import below, digest_of, remove
 from ...errors import Corrupt, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
@@ -92,7 +92,8 @@ class Fetch:
         return f"{self._near}/{entry.path}" if self._tree else self._near
 
     async def _begin(self) -> None:
-        """Make the folders; what an earlier try brought is kept as far as it is right."""
+        """Make the folders; what an earlier try brought is kept as far as it is right, and as there is such a thing there still."""
+        await asyncio.to_thread(self._clear)
         if self._tree:
             os.makedirs(self._near, exist_ok=True)
             for folder in folders(self._taken.entries):
@@ -111,6 +112,18 @@ class Fetch:
             raise Infrastructure(
                 f"there is {have} free here for {self._target}, which needs {about(needed)}", fix="free some space, or run `recipe gc`"
             )
+
+    def _clear(self) -> None:
+        """Delete what an earlier try brought and is not of this content: a trainer may have deleted it since, or made something else of it."""
+        if os.path.lexists(self._near) and os.path.isdir(self._near) != self._tree:
+            remove(self._near)
+        if not os.path.isdir(self._near):
+            return
+        kinds = dict.fromkeys(folders(self._taken.entries), "d") | {path: "f" for path in self._missing}
+        for path, kind in list(below(self._near)):
+            if kinds.get(path, "") != kind.replace("x", "f"):
+                with contextlib.suppress(NotADirectoryError):  # it was in a folder that is gone already
+                    remove(f"{self._near}/{path}")
 
     def _copy(self) -> None:
         """Take what the disk that we see, too, shows of them.  It may show less than the host has, or older bytes: they are judged as all are."""
@@ -217,8 +230,7 @@ class Fetch:
     def _finish(self) -> None:
         for entry in self._taken.entries:
             if entry.kind == "l":
-                with contextlib.suppress(FileExistsError):
-                    os.symlink(entry.value, f"{self._near}/{entry.path}")
+                os.symlink(entry.value, f"{self._near}/{entry.path}")
             elif entry.kind == "x":
                 os.chmod(self._at(entry), 0o755)  # noqa: S103
         os.rename(self._near, self._target)

@@ -46,7 +46,7 @@ class Parcel:
     beside: dict[str, bytes] = field(default_factory=dict)
     """Ending (`.sh`) -> a file next to the attempt directory, called as that is and so on."""
     paths: dict[str, str] = field(default_factory=dict)
-    """Name -> a path of ours that it leads to, which the host sees as we do."""
+    """Name -> where it leads: to a path of ours that the host sees as we do, or wherever a link of a repository says."""
 
 
 @dataclass(frozen=True, slots=True)
