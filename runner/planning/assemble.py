@@ -67,6 +67,7 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
         nodes,
         [Publication(d.number, output, path, name) for d, output, path, name in publish],
         sketch.pending,
+        sketch.waiting,
         shown,
         lambda: specs,
         settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -111,8 +111,16 @@ class Sketch:
         self.drafts: list[Draft] = []
         self.problems: list[Problem] = []
         self.pending: list[Pending] = []
+        self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
+
+    def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
+        """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""
+        scope.pending.add(step.id)
+        id = f"{scope.prefix}{step.id}"
+        makers = [pending.producer for pending in self.pending if pending.step == id]
+        self.waiting[id] = list(dict.fromkeys([*makers, *(f"{scope.prefix}{need}" for need in needs)]))
 
     def problem(
         self,

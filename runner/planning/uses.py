@@ -53,7 +53,7 @@ class UsedRecipes:
             return
         axes = self.axes.combinations(scope, step)
         if axes is None or any(name in scope.pending for name in steps_of(step)):
-            scope.pending.add(step.id)
+            self.sketch.wait(scope, step, steps_of(step))
             return
         inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []

@@ -161,6 +161,10 @@ def grow(work: Work) -> None:
     facts.ours = work.ws.published()
     work.facts = work.survey.facts = facts
     known = {node.id for node in old.nodes}
-    new = {node.id for node in work.plan.nodes} - known
+    wanted = {work.plan.nodes[n].id for n in work.survey.wanted(work.plan)}
+    new = wanted - known | wanted & work.survey.aside
+    work.survey.aside -= new
+    if work.survey.begin:
+        work.survey.forced |= {work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))}
     work.commits.expanded(fresh, len(new))
     work.add(new)

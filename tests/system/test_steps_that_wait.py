@@ -1,0 +1,80 @@
+"""Steps that are not known before another one has run: a matrix over the files that it makes, and what needs that.  They can be asked for by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.errors import CannotRun, NotFound
+from runner.execution.terms import Choice
+from tests.support import Space
+
+LATE = """
+steps:
+  split: {run: "echo 1 > {{ outputs.parts }}/1; echo 2 > {{ outputs.parts }}/2", outputs: {parts: parts/}}
+  other: {run: "echo 3 > {{ outputs.o }}", outputs: {o: other}}
+  each:
+    matrix: {f: {glob: "parts/*"}}
+    run: cat {{ matrix.f }} > {{ outputs.o }}
+    deps: ["{{ matrix.f }}"]
+    outputs: {o: "out/{{ matrix.f | name }}"}
+  merge: {run: "cat {{ steps.each.o }} other > {{ outputs.all }}", deps: [other], outputs: {all: all}}
+  last: {run: "cat out/1 > {{ outputs.o }}", deps: [out/1], outputs: {o: last}}
+"""
+EACH = {"each[f=parts%2F1]", "each[f=parts%2F2]"}
+ALL = {"split", "other", *EACH, "merge", "last"}
+
+
+@pytest.fixture
+def late(space: Space) -> Space:
+    space.recipe(LATE)
+    return space
+
+
+@pytest.mark.parametrize("how", ["only", "until"])
+def test_what_waits_for_a_step_does_not_run_with_it_unless_it_is_asked_for(late: Space, how: str) -> None:
+    assert late.run(choice=Choice(**{how: "split"})) == ["split"]
+    assert set(late.run()) == ALL - {"split"}
+
+
+@pytest.mark.parametrize(
+    ("until", "runs"), [("each", {"split", *EACH}), ("merge", {"split", "other", *EACH, "merge"}), ("last", {"split", *EACH, "last"})]
+)
+def test_a_step_that_waits_can_be_the_last_that_is_asked_for(late: Space, until: str, runs: set[str]) -> None:
+    lines = late.command("plan", "--until", until)[1].splitlines()
+    shown = {line.split()[1] for line in lines if line.startswith(("run ", "maybe "))}
+    assert shown == {"each[…]" if step in EACH else step for step in runs} | ({"each[…]"} if until == "last" else set())
+    assert set(late.run(choice=Choice(until=until))) == runs - (EACH - {"each[f=parts%2F1]"} if until == "last" else set())
+    assert late.run(choice=Choice(until=until)) == []
+
+
+def test_from_a_step_all_that_waits_for_it_runs_again(late: Space) -> None:
+    late.run()
+    assert set(late.run(choice=Choice(begin="split"))) == ALL - {"other"}
+    assert set(late.run(choice=Choice(begin="each"))) == {*EACH, "merge", "last"}
+
+
+def test_a_step_that_waits_can_be_run_again_in_the_first_run(late: Space) -> None:
+    assert set(late.run(choice=Choice(again=("merge",)))) == ALL
+
+
+def test_a_step_that_waits_is_no_unknown_one(late: Space) -> None:
+    with pytest.raises(CannotRun, match="split, which merge needs, is not fresh"):
+        late.run(choice=Choice(only="merge"))
+    with pytest.raises(CannotRun, match=r"whether there is a step each\[f=parts%2F1\]"):
+        late.run(choice=Choice(until="each[f=parts%2F1]"))
+    with pytest.raises(NotFound, match="has no step"):
+        late.run(choice=Choice(until="nothing"))
+    assert "merge depends on what each will make" in late.command("why", "merge")[2]
+
+
+def test_every_step_that_waits_is_shown(late: Space) -> None:
+    plan = late.command("plan")[1]
+    assert all(f"maybe    {step}\n" in plan for step in ("each[…]", "merge", "last"))
+    graph = late.command("graph")[1]
+    assert "merge  depends on what each will make" in graph and "each[…]  one for each * that split makes" in graph
+    late.run(choice=Choice(until="split"))
+    assert {line.split()[1] for line in late.command("plan")[1].splitlines() if line.startswith("run ")} == {
+        "other",
+        "each[f=parts/1]",
+        "each[f=parts/2]",
+    }
