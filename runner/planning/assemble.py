@@ -84,7 +84,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
     for name, leaf in recipe.outputs.items():
         where = ("outputs", name)
         refs = sketch.references(sketch.top, leaf, where)
-        if any(r.path[0] == "steps" and len(r.path) > 1 and r.path[1] in sketch.top.pending for r in refs):
+        if sketch.top.awaits(refs):
             continue
         if not all(sketch.step_name(sketch.top, r, where) for r in refs):
             continue

@@ -96,6 +96,10 @@ class Scope:
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
 
+    def awaits(self, refs: Iterable[Reference]) -> bool:
+        """Whether one of these names a step of this recipe that waits for an expansion."""
+        return any(ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending for ref in refs)
+
     def instances(self, step: str) -> list[Draft]:
         """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
         head, _, inside = step.partition("/")

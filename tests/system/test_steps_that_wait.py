@@ -78,3 +78,14 @@ def test_every_step_that_waits_is_shown(late: Space) -> None:
         "each[f=parts/1]",
         "each[f=parts/2]",
     }
+
+
+@pytest.mark.parametrize("matrix", [{}, {"matrix": {"n": [1, 2]}}], ids=["once", "matrix"])
+def test_a_used_recipe_may_list_an_output_of_a_step_that_waits(late: Space, matrix: dict[str, object]) -> None:
+    late.write("inner.yaml", f'recipe: inner@1\n{LATE}outputs: {{all: "{{{{ steps.merge.all }}}}", one: "{{{{ steps.split.parts }}}}"}}')
+    late.recipe(
+        {"steps": {"s": {"uses": "./inner.yaml", **matrix}, "end": {"run": "cat {{ steps.s.all }} > {{ outputs.o }}", "outputs": {"o": "o"}}}}
+    )
+    assert late.command("validate", "recipe.yaml")[0] == 0
+    assert late.run()[-1] == "end" and late.read("o") == "1\n2\n3\n" * (2 if matrix else 1)
+    assert late.run() == []
