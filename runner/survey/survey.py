@@ -28,7 +28,7 @@ from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, Location, heads, is_path, shipped
 from ..planning.ids import names
-from ..planning.judge import Facts, Made, Verdict, judge
+from ..planning.judge import RUN, Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Plan, Target
 from ..planning.step import MetricsSpec
@@ -161,7 +161,10 @@ def judge_all(
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
-        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
+        try:
+            verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
+        except CannotRun as error:  # it fails when it is its turn
+            verdict = Verdict(RUN, None, (str(error),), None)
         if verdict.made is not None:
             made[n] = verdict.made
         verdicts.append(verdict)
