@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import CannotRun, NotFound
-from runner.execution.terms import Choice
+from runner.execution.terms import Choice, Settings
 from tests.support import Space
 
 LATE = """
@@ -89,3 +89,45 @@ def test_a_used_recipe_may_list_an_output_of_a_step_that_waits(late: Space, matr
     assert late.command("validate", "recipe.yaml")[0] == 0
     assert late.run()[-1] == "end" and late.read("o") == "1\n2\n3\n" * (2 if matrix else 1)
     assert late.run() == []
+
+
+def test_a_step_that_runs_while_another_matrix_is_expanded_keeps_what_it_made(space: Space) -> None:
+    wait = f"until [ -e {space.root}/%s ]; do sleep 0.01; done"
+    space.recipe(
+        {
+            "steps": {
+                "two": {"run": f"{wait % 'x-began'}; echo 2 > {{{{ outputs.o }}}}/2", "outputs": {"o": "two/"}},
+                "y": {
+                    "matrix": {"f": {"glob": "two/*"}},
+                    "deps": ["{{ matrix.f }}"],
+                    "run": f"touch {space.root}/y-began; cat {{{{ matrix.f }}}} > {{{{ outputs.o }}}}",
+                    "outputs": {"o": "y/{{ matrix.f | name }}"},
+                },
+                "one": {"run": "echo 1 > {{ outputs.o }}/1", "outputs": {"o": "one/"}},
+                "x": {
+                    "matrix": {"f": {"glob": "one/*"}},
+                    "run": f"touch {space.root}/x-began; {wait % 'y-began'}; cat {{{{ matrix.f }}}} > {{{{ outputs.o }}}}",
+                    "outputs": {"o": "x/{{ matrix.f | name }}"},
+                },
+                "both": {"run": "cat {{ steps.x.o }} {{ steps.y.o }} > {{ outputs.o }}", "outputs": {"o": "both"}},
+            }
+        }
+    )
+    space.run(settings=Settings(jobs=3))
+    assert space.read("both") == "1\n2\n" and space.read("x/1") == "1\n" and space.read("y/2") == "2\n"
+    assert space.run() == []
+
+
+def test_results_that_are_listed_are_there_though_another_instance_was_still_awaited(late: Space) -> None:
+    inner = LATE.replace("steps:", "inputs: {n: {type: integer}}\nsteps:").replace("echo 1 >", "echo {{ inputs.n }} >")
+    late.write("inner.yaml", f'recipe: inner@1\n{inner}outputs: {{all: "{{{{ steps.merge.all }}}}"}}')
+    late.recipe(
+        'inputs: {ns: {type: list, items: integer}}\nsteps: {s: {matrix: {n: "{{ inputs.ns }}"}, uses: ./inner.yaml, with: {n: "{{ matrix.n }}"}}}\n'
+        'outputs: {all: "{{ steps.s.all }}"}'
+    )
+    late.run({"ns": [1]})
+    (late.root / "s[n=1]/all").unlink()
+    late.run({"ns": [1, 2]})
+    assert [late.read(f"s[n={n}]/all") for n in (1, 2)] == ["1\n2\n3\n", "2\n2\n3\n"]
+    assert late.summary is not None and sum(late.summary.counts.values()) == len(late.answers({"ns": [1, 2]}))
+    assert late.run({"ns": [1, 2]}) == []
