@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
-from ..planning.ids import names
+from ..planning.ids import bare, names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
 from ..storage.records.runs import Wanted
@@ -38,14 +38,15 @@ def look(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey
     found = survey(ws, request, forced=frozenset(choice.again) | ({choice.begin} if choice.begin else frozenset()), all=choice.all)
     check_ids(found.plan, choice)
     if choice.begin:
-        later = found.plan.after(_named(found, choice.begin))
-        found = survey(ws, request, forced=frozenset(choice.again) | {found.plan.nodes[n].id for n in later})
+        later = found.plan.after(found.plan.named(choice.begin))
+        found = survey(ws, request, forced=frozenset(choice.again) | {choice.begin} | {found.plan.nodes[n].id for n in later})
+    found.begin, found.only, found.until = choice.begin or "", choice.only or "", choice.until or ""
     if choice.only or choice.until:
-        _restrict(found, choice)
+        _restrict(found)
     if choice.leave:
         from ..planning.schedule import EARLY
 
-        for n in found.plan.after(set().union(*(_named(found, id) for id in choice.leave))):
+        for n in found.plan.after(set().union(*(found.plan.named(id) for id in choice.leave))):
             found.verdicts[n] = Verdict(SKIPPED, found.verdicts[n].key, (EARLY,), None)
     demand(ws, found)
     if ws.remote_cache is not None:
@@ -224,24 +225,24 @@ def _rescue(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
 
 def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
     """Every step that was asked for is there: what `read` takes of its id.  Raises NotFound."""
-    known = {node.id for node in plan.nodes}
+    known = {node.id for node in plan.nodes} | plan.waiting.keys()
     every = {name for id in known for name in names(id)}
     for id in [*choice.again, *(id for id in (choice.only, choice.until, choice.begin) if id)]:
         if read(id) not in every:
+            if bare(id) in plan.waiting:
+                words = f"it is not known yet whether there is a step {id}: its files are those that another step makes"
+                raise CannotRun(words, fix=f"name all instances: {bare(id)}")
             hint = did_you_mean(id, {k.partition("[")[0] for k in known} | known)
             raise NotFound(f'{plan.recipe} has no step "{id}"', fix=hint or f"its steps: {', '.join(sorted(known)[:10])}")
 
 
-def _named(found: Survey, id: str) -> set[int]:
-    return {n for n, node in enumerate(found.plan.nodes) if id in names(node.id)}
-
-
-def _restrict(found: Survey, choice: Choice) -> None:
+def _restrict(found: Survey) -> None:
     """Leave alone what was not asked for."""
-    asked = _named(found, choice.only or choice.until or "")
-    wanted = found.plan.before(asked) if choice.until else asked
+    plan, only, wanted = found.plan, found.only, found.wanted(found.plan)
+    needs = {need for n in wanted for need in plan.needs(n)} | (plan.leading(only)[0] if only and plan.leading(only)[1] else set())
     for n, verdict in enumerate(found.verdicts):
-        if choice.only and n not in wanted and any(n in found.plan.needs(a) for a in asked) and verdict.answer in (RUN, MAYBE):
-            raise CannotRun(f"{found.plan.nodes[n].id}, which {choice.only} needs, is not fresh", fix=f"run it first, or use --until {choice.only}")
+        if only and n not in wanted and n in needs and verdict.answer in (RUN, MAYBE):
+            raise CannotRun(f"{plan.nodes[n].id}, which {only} needs, is not fresh", fix=f"run it first, or use --until {only}")
         if n not in wanted and verdict.answer in (RUN, MAYBE, RESTORE):
             found.verdicts[n] = Verdict(SKIPPED, None, ("not asked for",), None)
+            found.aside.add(plan.nodes[n].id)

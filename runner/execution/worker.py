@@ -21,6 +21,7 @@ from ..hosts.link.client import Client
 from ..hosts.pool import HostPool
 from ..logs import Log, mask
 from ..planning.halving import Goal
+from ..planning.judge import FRESH
 from ..planning.schedule import Move
 from ..planning.secret_values import all_given, of_addresses
 from ..secrets import Masker
@@ -96,7 +97,7 @@ def work(ours: Assignment) -> Summary | None:
 
 def _work(ours: Assignment) -> Summary | None:
     ws, found, settings, listener, run = ours.ws, ours.found, ours.settings, ours.listener, ours.claimed.id
-    _total, fresh = sizes(found)
+    fresh = {node.id for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True) if verdict.answer == FRESH}
     # The plan stays whole until the run ends: the collector need not walk it with every few steps.
     gc.freeze()
     try:
@@ -124,7 +125,7 @@ def _work(ours: Assignment) -> Summary | None:
         return None
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
     made = results(ws, found) if report.state == "COMPLETED" else ()
-    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + fresh}
+    counts = {**report.counts, "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.todo)}
     summary = Summary(state, counts, ours.since.seconds, report.failures, made, run, interrupted, report.abandoned)
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)

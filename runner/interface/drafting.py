@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..language.imports import Start
 from .scripts import Option, Script
 
 _RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"}) | {
@@ -31,10 +32,20 @@ class Draft:
     smaller: list[str] = field(default_factory=list)
 
 
-def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str, kind: Callable[[str], str]) -> Draft:
+def draft(
+    name: str,
+    path: str,
+    script: Script,
+    code: Sequence[str],
+    shown: str,
+    kind: Callable[[str], str],
+    start: Start | None = None,
+    folders: Sequence[str] = (),
+) -> Draft:
     """A recipe called `name` whose one step runs the script at `path`, relative to the root, as all paths here.  `code` are the files that it needs.
 
     `kind` says what is at a path: "file", "folder" or "".  `shown` is how the recipe's own file is named in its first lines.
+    `start` is how the script is started, by its path unless said; `folders` are those of PYTHONPATH.
     """
     made = Draft(look=list(script.notes))
     inputs: list[str] = []
@@ -85,9 +96,10 @@ def draft(name: str, path: str, script: Script, code: Sequence[str], shown: str,
         "",
         "steps:",
         "  train:",
-        *_command(path, script, names, resume),
+        *_command(start or Start("script", path), script, names, resume),
         f"    code: [{', '.join(_yaml(each) for each in code)}]",
     ]
+    lines += [f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}"] if folders else []
     lines += [f"    deps: [{', '.join(_yaml(each.rstrip('/')) for each in deps)}]"] if deps else []
     lines += ["    state:", *(_state(option, names) for option in state)] if state else []
     lines += ["    outputs:", *outputs] if outputs else []
@@ -181,19 +193,19 @@ def _fewer(option: Option, default: str | None) -> int | None:
 # -- the step ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _command(path: str, script: Script, names: dict[str, str], resume: list[Option]) -> Iterator[str]:
+def _command(start: Start, script: Script, names: dict[str, str], resume: list[Option]) -> Iterator[str]:
     options = [option for option in script.options if option.role != "resume" or option in resume]
     accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
     if accelerate and not any(not option.flag or option.negative or not option.flag.startswith("--") for option in options):
         yield "    # Started by accelerate, on as many devices as there are; null and false are no flag."
-        yield f"    accelerate:\n      script: {_yaml(path)}"
+        yield f"    accelerate:\n      {start.kind}: {_yaml(start.name)}"
         if options:
             yield "      args:"
             yield from (f"        {option.flag[2:]}: {_quoted(_value(option, names, script))}" for option in options)
         return
     yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
-    yield f"      - [{', '.join(['python', _yaml(path), *script.words])}]"
+    yield f"      - [{', '.join(['python', *(['-m'] if start.kind == 'module' else []), _yaml(start.name), *script.words])}]"
     # Positional arguments first: an option that takes several would swallow them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
         value = _value(option, names, script)

@@ -38,16 +38,16 @@ def declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
                 found += fields(_word(each), classes, notes, dashes=False)
         elif word == "cli" and _owner(call.func) == "tyro" and call.args:
             name = _word(call.args[0])
-            found += _parameters(functions[name], "tyro") if name in functions else fields(name, classes, notes, dashes=True)
+            found += _parameters(functions[name], "tyro", notes) if name in functions else fields(name, classes, notes, dashes=True)
         elif word == "run" and _owner(call.func) == "typer" and call.args and (name := _word(call.args[0])) in functions:
-            found += _parameters(functions[name], "typer")
+            found += _parameters(functions[name], "typer", notes)
     for function in functions.values():
         calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
         if any(_word(each.func) == "command" for each in calls) and any(_owner(each.func) != "click" for each in calls) and not _of_click(calls):
-            found += _parameters(function, "typer")
+            found += _parameters(function, "typer", notes)
         for each in calls:
             if _word(each.func) in ("option", "argument") and _owner(each.func) in ("click", ""):
-                found += _clicked(each)
+                found += _clicked(each, notes)
     return found
 
 
@@ -93,7 +93,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
 # -- functions --------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _parameters(function: ast.FunctionDef, tool: str) -> Iterator[Declared]:
+def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[Declared]:
     """The parameters of a function that typer or tyro calls."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
@@ -113,12 +113,15 @@ def _parameters(function: ast.FunctionDef, tool: str) -> Iterator[Declared]:
         named = next((text for each in (about.args if about else ()) if (text := text_of(each)).startswith("--")), "")
         positional = tool == "typer" and (default is None if about is None else _word(about.func) == "Argument")
         flag = "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
+        if tool == "typer" and many and flag:
+            notes.append(_repeated(argument.lineno, flag))
+            continue
         negative = (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
         words = text_of(_given(about, "help")) if about else ""
         yield Declared(argument.arg, flag, kind, default, words, default is None, choices, many, negative, bool(negative))
 
 
-def _clicked(call: ast.Call) -> Iterator[Declared]:
+def _clicked(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
     """A decorator of click."""
     names = [text for each in call.args if (text := text_of(each))]
     if not names:
@@ -133,7 +136,10 @@ def _clicked(call: ast.Call) -> Iterator[Declared]:
         choices = tuple(text_of(each) for each in getattr(kind.args[0], "elts", ()))
     elif isinstance(kind, ast.Call):
         word = _CLICK_TYPES.get(_word(kind.func), {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"))
-    many = _is(_given(call, "multiple"), True) or _is(_given(call, "nargs"), -1)
+    if _is(_given(call, "multiple"), True):
+        notes.append(_repeated(call.lineno, yes.strip()))
+        return
+    many = _given(call, "nargs") is not None and not _is(_given(call, "nargs"), 1)
     positional = _word(call.func) == "argument"
     required = _is(_given(call, "required"), True) or (positional and default is None and not _is(_given(call, "required"), False))
     flag = "" if positional else yes.strip()
@@ -149,6 +155,10 @@ def _clicked(call: ast.Call) -> Iterator[Declared]:
         no.strip(),
         alone,
     )
+
+
+def _repeated(line: int, flag: str) -> str:
+    return f"line {line}: {flag} is left to its default: it is written once for each value, so add as many as you need to `run`"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def assemble(sketch: Sketch, recipe: Recipe, values: Mapping[str, Tree], digest:
         nodes,
         [Publication(d.number, output, path, name) for d, output, path, name in publish],
         sketch.pending,
+        sketch.waiting,
         shown,
         lambda: specs,
         settings,
@@ -83,7 +84,7 @@ def _publish(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]
     for name, leaf in recipe.outputs.items():
         where = ("outputs", name)
         refs = sketch.references(sketch.top, leaf, where)
-        if any(r.path[0] == "steps" and len(r.path) > 1 and r.path[1] in sketch.top.pending for r in refs):
+        if sketch.top.awaits(refs):
             continue
         if not all(sketch.step_name(sketch.top, r, where) for r in refs):
             continue

@@ -211,11 +211,11 @@ class _Compiler:
                 self.sketch.template_problem(scope, error, (*step.origin, "run"))
         if isinstance(step.run, str):
             self._shell_variables(recipe, step)
-        waits = [name for name in steps_of(step) if name in scope.pending]
-        waits += [id for id in scope.pending for o in recipe.steps[id].outputs if any(may_make(o.path, dep) for dep in step.reads)]
+        needs = steps_of(step)
         axes = self.axes.combinations(scope, step)
-        if waits or axes is None:
-            scope.pending.add(step.id)
+        if axes is None or not scope.pending.isdisjoint(needs) or _makers(recipe, scope.pending, step.reads):
+            reads = [dep for dep in step.reads if not dep.startswith("{{")]  # the files of an axis have their maker
+            self.sketch.wait(scope, step, [*needs, *_makers(recipe, [*scope.groups, *scope.inner, *scope.pending], reads)])
             return
         drafts = []
         for combination in axes:
@@ -668,6 +668,11 @@ def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object
     if isinstance(item, AutoCode):
         return automatic(started(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else spelled(item.pattern, item.exclude)
+
+
+def _makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
+    """The steps among these whose outputs may be read by these paths, as far as text tells."""
+    return [id for id in among if any(may_make(o.path, dep) for o in recipe.steps[id].outputs for dep in reads)]
 
 
 def _last(path: str) -> str:

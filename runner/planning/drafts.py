@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -96,6 +96,10 @@ class Scope:
         self.makers: dict[str, tuple[str, str]] = {}
         self.variables = {name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"}  # where each secret comes from
 
+    def awaits(self, refs: Iterable[Reference]) -> bool:
+        """Whether one of these names a step of this recipe that waits for an expansion."""
+        return any(ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending for ref in refs)
+
     def instances(self, step: str) -> list[Draft]:
         """What `select` compares: the instances of a step of this recipe, `train`, or of one inside a recipe that is used, `s/train`."""
         head, _, inside = step.partition("/")
@@ -111,8 +115,16 @@ class Sketch:
         self.drafts: list[Draft] = []
         self.problems: list[Problem] = []
         self.pending: list[Pending] = []
+        self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None
+
+    def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
+        """A step of a recipe waits for an expansion; `needs` are the steps of that recipe that it needs, besides the makers of what is expanded."""
+        scope.pending.add(step.id)
+        id = f"{scope.prefix}{step.id}"
+        makers = [pending.producer for pending in self.pending if pending.step == id]
+        self.waiting[id] = list(dict.fromkeys([*makers, *(f"{scope.prefix}{need}" for need in needs)]))
 
     def problem(
         self,

@@ -233,7 +233,10 @@ def when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
     try:
         value = evaluate(str(spec.when), scope_of(spec, plan, n, made))
     except TemplateError as error:
-        raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}") from error
+        late = plan.nodes[n].late
+        gone = [m for m in late if made[m.producer].metrics.get(m.metric) is None]
+        silent = dict.fromkeys(f"; {plan.nodes[m.producer].id} reported no {m.metric}" for m in gone)
+        raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}{''.join(silent)}") from error
     if not isinstance(value, bool):
         raise CannotRun(f"`when` of {plan.nodes[n].id} is {value!r}, not true or false")
     return value

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..digest import Digest
+from .ids import names
 from .step import LateValue, OutputSpec, Publication, RunSettings, Source, StepSpec, Upstream
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 13
+COMPILER: Final = 14
 """Version of the compiled form; part of the name under which a plan is kept."""
 
 # Flags of a node.
@@ -73,6 +74,7 @@ class Plan:
     nodes: list[Node]
     publish: list[Publication]
     pending: list[Pending]
+    waiting: dict[str, list[str]]  # the steps that are no nodes before these matrices are expanded, theirs among them, and the steps that each needs
     inputs: dict[str, Tree]
     specs: Callable[[], list[StepSpec]]
     settings: RunSettings
@@ -124,6 +126,22 @@ class Plan:
                 found |= self.needs(n)
         return found
 
+    def named(self, word: str) -> set[int]:
+        """The nodes that a word means: a step, all instances of one, or all steps of a recipe that is used."""
+        return {n for n, node in enumerate(self.nodes) if word in names(node.id)}
+
+    def leading(self, word: str) -> tuple[set[int], set[str]]:
+        """What a word means, and all that it needs, directly or not: nodes, and steps that are waiting."""
+        found, words, waits = set[int](), [word], set[str]()
+        while words:
+            here = words.pop()
+            found |= self.named(here)
+            for id in self.waiting.keys() - waits:
+                if here in names(id):
+                    waits.add(id)
+                    words += self.waiting[id]
+        return self.before(found), waits
+
     def after(self, chosen: Iterable[int]) -> set[int]:
         """These nodes and all that need them, directly or not."""
         found = set(chosen)
@@ -152,6 +170,7 @@ class Plan:
             self.nodes,
             self.publish,
             [[p.step, p.producer, p.output, p.pattern] for p in self.pending],
+            self.waiting,
             self.inputs,
             self.settings,
         ]
@@ -164,7 +183,7 @@ class Plan:
     @staticmethod
     def load(text: str) -> Plan:
         head, _, rest = text.partition("\n")
-        recipe, digest, homes, nodes, publish, pending, inputs, settings = json.loads(head)
+        recipe, digest, homes, nodes, publish, pending, waiting, inputs, settings = json.loads(head)
         cell: list[list[StepSpec]] = []
 
         def specs() -> list[StepSpec]:
@@ -173,8 +192,8 @@ class Plan:
             return cell[0]
 
         published = [Publication._make(row) for row in publish]
-        waiting = [Pending(*row) for row in pending]
-        return Plan(recipe, digest, homes, [_node(*row) for row in nodes], published, waiting, inputs, specs, RunSettings.load(settings))
+        axes = [Pending(*row) for row in pending]
+        return Plan(recipe, digest, homes, [_node(*row) for row in nodes], published, axes, waiting, inputs, specs, RunSettings.load(settings))
 
 
 def _node(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .drafts import Draft, Results, Scope, Sketch, output_flags, output_of, resource_spec
-from .mentions import Misnamed, selected
+from .mentions import Misnamed, selected, steps_of
 from .plan import SELECT, SKIP
 from .step import SelectSpec, StepSpec
 
@@ -19,7 +19,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     """Add the node of a `select` step, and what it compares; nothing, and a problem, where that cannot be compared."""
     assert step.select is not None
     if step.select.source in scope.pending:
-        scope.pending.add(step.id)
+        sketch.wait(scope, step, steps_of(step))
         return
     scope.results[step.id] = {}
     compared = selected(scope.recipe, used, step.select.step)

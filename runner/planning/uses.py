@@ -53,7 +53,7 @@ class UsedRecipes:
             return
         axes = self.axes.combinations(scope, step)
         if axes is None or any(name in scope.pending for name in steps_of(step)):
-            scope.pending.add(step.id)
+            self.sketch.wait(scope, step, steps_of(step))
             return
         inner_preset = uses.preset or presets.known(other, preset)
         results: list[dict[str, Any]] = []
@@ -97,7 +97,8 @@ class UsedRecipes:
             scope.results[step.id] = results[0] if results else {}
         else:
             scope.many.add(step.id)
-            scope.results[step.id] = {name: [r[name] for r in results] for name in (results[0] if results else {})}
+            named = [name for name in (results[0] if results else {}) if all(name in r for r in results)]
+            scope.results[step.id] = {name: [r[name] for r in results] for name in named}
 
     def _given(self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """What one instance hands on by `with`: values of inputs, and the variables of secrets."""
@@ -165,6 +166,8 @@ class UsedRecipes:
                 found |= made
         else:
             for name, leaf in other.outputs.items():
+                if inner.awaits(self.sketch.references(inner, leaf, ("outputs", name))):
+                    continue
                 value = self.sketch.evaluate(inner, leaf, {"inputs": inner.inputs, "steps": Results(inner)}, ("outputs", name))
                 if value is not None:
                     found[name] = value

@@ -205,21 +205,50 @@ def advice(said: str, step: str, base: str, listed: Collection[str], starts: Seq
     return ""
 
 
+def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
+    """How a script is started so that its imports are found, and the folders that PYTHONPATH then has.
+
+    By its path; where it imports from its own package, by its name.  The folders are `src` and those above it, where they hold what it imports.
+    """
+    seek = Seek(base)
+    start, path = Start("script", script), list[str]()
+    if any(each.level for each in syntax_of(f"{base}/{script}").found) and (named := _named(seek, script)):
+        module, above = named
+        start, path = Start("module", module), [above] if above else []
+    places = [posixpath.dirname(script)]
+    while places[-1]:
+        places.append(posixpath.dirname(places[-1]))
+    known = followed(base, [start], path, syntax_of).files
+    for folder in [*places[1:], "src"]:
+        more = followed(base, [start], [*path, folder], syntax_of).files
+        added = [more[file].module.partition(".")[0] for file in more.keys() - known.keys()]
+        if any(top and top not in sys.stdlib_module_names for top in added):
+            path, known = [*path, folder], more
+    return start, path
+
+
 def _as_module(base: str, starts: Sequence[Start]) -> str:
     """How to start a file of a package, so that its relative imports work."""
     seek = Seek(base)
     for kind, name in starts:
         file = posixpath.normpath(name)
-        top = posixpath.dirname(file)
-        if kind == "module" or not top or not seek.is_file(file):
+        if kind == "module" or not seek.is_file(file) or not (named := _named(seek, file)):
             continue
-        while seek.is_file(f"{posixpath.dirname(top)}/__init__.py"):
-            top = posixpath.dirname(top)
-        above = posixpath.dirname(top)
-        module = file.removeprefix(f"{above}/").removesuffix(".py").replace("/", ".")
+        module, above = named
         way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
         return f"{file} imports from its own package: start it by its name: `python -m {module}`{way}"
     return ""
+
+
+def _named(seek: Seek, file: str) -> tuple[str, str] | None:
+    """The name of a file as a module of its package, and the folder that the package is in; None for a file at the root."""
+    top = posixpath.dirname(file)
+    if not top:
+        return None
+    while seek.is_file(f"{posixpath.dirname(top)}/__init__.py"):
+        top = posixpath.dirname(top)
+    above = posixpath.dirname(top)
+    return file.removeprefix(f"{above}/").removesuffix(".py").replace("/", "."), above
 
 
 def holding(base: str, module: str) -> Iterator[str]:

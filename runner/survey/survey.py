@@ -28,7 +28,7 @@ from ..digest import Digest, of_bytes, of_value
 from ..errors import CannotRun, Invalid, NotFound, Problem, RecipeError
 from ..paths import VERSION, Location, heads, is_path, shipped
 from ..planning.ids import names
-from ..planning.judge import Facts, Made, Verdict, judge
+from ..planning.judge import RUN, Facts, Made, Verdict, judge
 from ..planning.mentions import AUTO, Makes, excluded, is_glob, parts_of_automatic, unspelled
 from ..planning.plan import COMPILER, Plan, Target
 from ..planning.step import MetricsSpec
@@ -59,6 +59,15 @@ class Request:
     nodes: int = 0  # for `accelerate` steps that do not say on how many they run; 0: on one
 
 
+class Later(NamedTuple):
+    """A step that is no node before others have run."""
+
+    id: str
+    shown: str
+    why: str
+    needs: Sequence[str]
+
+
 @dataclass(slots=True)
 class Survey:
     """A plan and what was found about it.  `targets`: where outputs must lie, node -> (output, path below the workspace or absolute)."""
@@ -74,10 +83,34 @@ class Survey:
     globs: dict[str, tuple[str, ...]]
     forced: frozenset[str] = frozenset()
     all: bool = False  # every step is forced
+    begin: str = ""  # this step and what comes after it are forced
+    only: str = ""  # the one step that was asked for
+    until: str = ""  # the last step that was asked for
+    aside: set[str] = field(default_factory=set)  # steps that were not asked for
 
     def forces(self, id: str) -> bool:
         """Whether a step was asked to run whatever is remembered."""
         return _forces(self.forced, self.all, id)
+
+    def wanted(self, plan: Plan) -> set[int]:
+        """The nodes of a plan of this request that were asked for, with what they need."""
+        if self.only:
+            return plan.named(self.only)
+        return plan.leading(self.until)[0] if self.until else set(range(len(plan.nodes)))
+
+    @property
+    def later(self) -> list[Later]:
+        """The steps that are no nodes yet, of those that were asked for."""
+        waiting = self.plan.waiting
+        asked = set() if self.only else self.plan.leading(self.until)[1] if self.until else waiting.keys()
+        axes = {pending.step: f"one for each {pending.pattern} that {pending.producer} makes" for pending in self.plan.pending}
+        return [
+            Later(id, f"{id}[…]", axes[id], needs)
+            if id in axes
+            else Later(id, id, f"depends on what {', '.join(need for need in needs if need in waiting) or needs[0]} will make", needs)
+            for id, needs in waiting.items()
+            if id in asked
+        ]
 
     @property
     def todo(self) -> list[int]:
@@ -128,7 +161,10 @@ def judge_all(
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
-        verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
+        try:
+            verdict = judge(plan, n, facts, made, force=_forces(forced, all, node.id), targets=targets)
+        except CannotRun as error:  # it fails when it is its turn
+            verdict = Verdict(RUN, None, (str(error),), None)
         if verdict.made is not None:
             made[n] = verdict.made
         verdicts.append(verdict)

@@ -122,6 +122,41 @@ def test_a_script_becomes_a_recipe_that_runs(space: Space) -> None:
     assert metrics["step"] == 20 and float(metrics["loss"]) < 5
 
 
+@pytest.mark.parametrize(
+    ("script", "import_", "started"),
+    [
+        ("src/pkg/train.py", "from .model import loss", "[python, -m, pkg.train]"),
+        ("scripts/train.py", "from pkg.model import loss", "[python, scripts/train.py]"),
+        ("src/pkg/train.py", "from pkg.model import loss", "[python, src/pkg/train.py]"),
+    ],
+)
+def test_a_script_that_imports_a_package_below_src_becomes_a_recipe_that_runs(space: Space, script: str, import_: str, started: str) -> None:
+    space.write("src/pkg/__init__.py", "")
+    space.write("src/pkg/model.py", "from .scale import scale\n\ndef loss(n):\n    return scale * n\n")
+    space.write("src/pkg/scale.py", "scale = 2\n")
+    space.write(script, f"{import_}\nopen('model.txt', 'w').write(str(loss(3)))\n")
+    assert space.command("new", "mine", "--script", script)[0] == 0
+    space.file = "mine.yaml"
+    text = space.read("mine.yaml")
+    assert started in text and "env: {PYTHONPATH: src}" in text
+    assert space.run() == ["train"] and space.read("model.txt") == "6"
+    space.write("src/pkg/scale.py", "scale = 3\n")
+    assert space.run() == ["train"] and space.read("model.txt") == "9"
+
+
+def test_a_draft_looks_at_the_root_only_for_what_is_imported_from_there(space: Space) -> None:
+    space.write("src/types.py", "")
+    space.write("json.py", "")
+    space.write("tools/train.py", "import json, types, helper\nopen('model.txt', 'w')\n")
+    space.write("tools/helper.py", "")
+    assert space.command("new", "plain", "--script", "tools/train.py")[0] == 0
+    assert "PYTHONPATH" not in space.read("plain.yaml")
+    space.write("shared.py", "")
+    space.write("tools/helper.py", "import shared\n")
+    assert space.command("new", "mine", "--script", "tools/train.py")[0] == 0
+    assert "env: {PYTHONPATH: .}" in space.read("mine.yaml")
+
+
 def test_a_script_of_a_windows_editor_is_read(space: Space) -> None:
     (space.root / "train.py").write_bytes(b"\xef\xbb\xbfprint(1)\r\n")
     assert space.command("new", "mine", "--script", "train.py")[0] == 0

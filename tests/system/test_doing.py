@@ -432,6 +432,23 @@ def test_the_best_of_a_sweep_is_chosen_without_its_failures(space: Space) -> Non
     assert space.read("all.txt") == "1\n2\n"
 
 
+def test_a_condition_over_a_missing_number_fails_its_step_alone_in_every_run_and_is_shown(space: Space) -> None:
+    space.recipe(
+        "steps:\n  a: {run: echo 1 > a, metrics: true, outputs: [a]}\n"
+        "  b: {when: '{{ steps.a.metrics.loss < 1 }}', run: 'true'}\n  c: {run: echo 1 > c, outputs: [c]}\n"
+    )
+    space.attempt()
+    assert space.summary is not None
+    words = "`when` of b: null and a number cannot be compared like this; a reported no loss"
+    assert [failure.reason for failure in space.summary.failed] == [words]
+    (space.root / "c").unlink()
+    for verb in (("plan",), ("status",), ("why", "b")):
+        code, out, err = space.command(*verb)
+        assert code in (0, 1) and words in out, (verb, code, out, err)
+    assert space.attempt(settings=Settings(keep_going=True)) == ["b"]
+    assert [failure.reason for failure in space.summary.failed] == [words] and space.read("c") == "1\n"
+
+
 def test_a_glob_below_an_output_is_expanded_when_it_is_known_and_only_what_changed_runs_again(space: Space) -> None:
     names = space.write("names", "a b")
     space.recipe(

@@ -53,7 +53,7 @@ def plan(needs: Needs) -> Plan:
     nodes = [
         Node(f"s{n}", Digest(""), [], [], 0, [], [], [], list(dict.fromkeys(needs[n])), [], "", "", 0) for n in range(len(needs))
     ]  # fmt: skip
-    return Plan("p@1", Digest(""), [], nodes, [], [], {}, list, RunSettings())
+    return Plan("p@1", Digest(""), [], nodes, [], [], {}, {}, list, RunSettings())
 
 
 @given(needs=acyclic())

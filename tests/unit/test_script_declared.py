@@ -106,6 +106,20 @@ def test_the_parameters_of_a_typer_command_are_read(how: str) -> None:
     assert found["mixed"].negative == "--no-mixed" and found["out"].required and found["out"].role == "output"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import click\n@click.command()\n@click.option("--tag", multiple=True)\n@click.option("--size", nargs=2, type=int)\ndef main(tag, size): pass\n',
+        "import typer\ndef main(tag: list[str] = [], size: tuple[int, int] = (1, 2)): pass\ntyper.run(main)\n",
+    ],
+)
+def test_an_option_that_is_written_once_for_each_value_is_no_list(source: str) -> None:
+    script = scripts.read(source)
+    assert "tag" not in {option.name for option in script.options}
+    assert any("--tag is left to its default: it is written once for each value" in note for note in script.notes)
+    assert all(option.many and option.type == "integer" for option in script.options)
+
+
 HYDRA = """
 import hydra
 @hydra.main(version_base=None, config_path="conf", config_name="config")

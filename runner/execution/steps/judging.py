@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from ...errors import RecipeError
 from ...planning.judge import FORCED, FRESH, NOTHING, RESTORE, Made, Verdict, judge
 from ...planning.plan import SELECT
@@ -153,14 +155,40 @@ def grow(work: Work) -> None:
     made = {work.plan.index[old.nodes[n].id]: m for n, m in work.made.items() if old.nodes[n].id in work.plan.index}
     work.made.clear()
     work.made.update(made)
+    for id, running in work.running.items():  # nodes have other numbers now
+        running.number = work.plan.index[id]
+        running.node = work.plan.nodes[running.number]
     work.survey.plan = work.plan
     work.commits.masker.learn(all_given(work.plan, work.ws.environ))
+    before = {path for targets in work.survey.targets.values() for _, path in targets}
     work.survey.targets = work.survey.targets_of(work.ws, work.plan)
     facts = look(work.ws, work.plan, work.survey.request)
     facts.there = dict(work.ws.cache.contents(path for targets in work.survey.targets.values() for _, path in targets))
     facts.ours = work.ws.published()
     work.facts = work.survey.facts = facts
     known = {node.id for node in old.nodes}
-    new = {node.id for node in work.plan.nodes} - known
+    wanted = {work.plan.nodes[n].id for n in work.survey.wanted(work.plan)}
+    new = wanted - known | wanted & work.survey.aside
+    work.survey.aside -= new
+    if work.survey.begin:
+        work.survey.forced |= {work.plan.nodes[n].id for n in work.plan.after(work.plan.named(work.survey.begin))}
     work.commits.expanded(fresh, len(new))
-    work.add(new)
+    work.add(new | _unpublished(work, before) & wanted)
+
+
+def _unpublished(work: Work, before: Container[str]) -> set[str]:
+    """Fresh steps that are to be published where it was not known `before` that they are.  What this run made is published at once."""
+    found = set()
+    for n, targets in work.survey.targets.items():
+        left = work.made.get(n)
+        if left is None or not left.ok or work.survey.library or all(path in before for _, path in targets):
+            continue
+        id = work.plan.nodes[n].id
+        if id not in work.todo:
+            found.add(id)
+            continue
+        try:
+            work.publisher.publish(n, left)
+        except RecipeError as error:
+            work.commits.say(f"{id}: {error}")
+    return found

@@ -16,7 +16,7 @@ from ...execution.session import look
 from ...execution.terms import request_of_run
 from ...language import library
 from ...paths import Location, is_path
-from ...planning.ids import names
+from ...planning.ids import bare, names
 from ...storage.records.runs import Wanted
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
@@ -182,7 +182,10 @@ def find_nodes(found: Survey, word: str) -> list[int]:
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):
             raise CannotRun(f"{pending.step} is one step for each {pending.pattern} that {pending.producer} makes, which is not known yet")
-    raise NotFound(f'{found.plan.recipe} has no step "{word}"', fix=near_step(word, [node.id for node in nodes]))
+    for later in found.later:
+        if word in names(later.id) or bare(word) == later.id:
+            raise CannotRun(f"{later.id} {later.why}, which is not known yet")
+    raise NotFound(f'{found.plan.recipe} has no step "{word}"', fix=near_step(word, [*(node.id for node in nodes), *found.plan.waiting]))
 
 
 def near_step(word: str, ids: list[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...execution.session import look
-from ...planning.ids import readable
+from ...planning.ids import names, readable
 from ..tail import named, shown
 from .chosen import add_words, opened, requests, title
 
@@ -71,8 +71,10 @@ def draw(found: Survey) -> dict[str, Box]:
         needs = dict.fromkeys(name[need] for each in ids for need in steps.pred[each] if name[need] != id)
         words = next(iter(answers)) if len(ids) == 1 else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
         boxes[id] = Box(words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs))
-    for pending in found.plan.pending:
-        boxes[f"{pending.step}[…]"] = Box(f"one for each {pending.pattern} that {pending.producer} makes", "maybe", (name[pending.producer],))
+    for step in found.later:
+        known = [name[found.plan.nodes[n].id] for need in step.needs for n in sorted(found.plan.named(need))]
+        others = [other.shown for need in step.needs for other in found.later if need in names(other.id)]
+        boxes[step.shown] = Box(step.why, "maybe", tuple(dict.fromkeys([*known, *others])))
     return boxes
 
 

@@ -145,8 +145,7 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
     """A recipe around a script.  Raises NotFound, Invalid."""
     from dataclasses import replace
 
-    from ...language.imports import Start
-    from ...survey.imports import followed, syntax_of
+    from ...survey.imports import followed, syntax_of, way_to_start
     from .. import drafting
 
     home = Path(os.path.abspath(location.here / recipe)).parent
@@ -161,14 +160,16 @@ def _drafted(location: Location, recipe: Path, name: str, script: Path) -> Draft
         fix = f"make a program of it: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
         raise Invalid([Problem("not-python", f"{script} is a notebook, which no step can run", None, fix)])
     read, path = _read(source, home), source.relative_to(home).as_posix()
-    needed = followed(str(home), [Start("script", path)], (), syntax_of)
+    start, folders = way_to_start(str(home), path)
+    needed = followed(str(home), [start], folders, syntax_of)
     imports = [name for file in needed.files if file.endswith(".py") for name in syntax_of(str(home / file)).dotted]
 
     def kind(place: str) -> str:
         there = home / place
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
-    made = drafting.draft(name, path, replace(read, imports=tuple(dict.fromkeys(imports))), list(needed.files), _shown(recipe), kind)
+    read = replace(read, imports=tuple(dict.fromkeys(imports)))
+    made = drafting.draft(name, path, read, list(needed.files), _shown(recipe), kind, start, folders)
     made.look += [f"{file}: {doubt}: see that `code` lists what it needs" for file, doubt in needed.doubts]
     return made
 

@@ -308,9 +308,9 @@ def as_text(ws: Workspace, found: Survey, expected: dict[str, float], *, command
             lines += [f"{'':9}$ {shown(line)}" for line in command.splitlines()]
             for path, text in sorted(files.items()):
                 lines += [f"{'':9}> {shown(path)}", *(f"{'':11}{line}" for line in _beginning(text))]
-    for pending in found.plan.pending:
-        lines.append(f"maybe    {pending.step}[…]")
-        lines.append(f"{'':9}one for each {pending.pattern} that {pending.producer} makes")
+    for later in found.later:
+        lines.append(f"maybe    {later.shown}")
+        lines.append(f"{'':9}{later.why}")
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")

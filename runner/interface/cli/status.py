@@ -101,11 +101,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
             if not reasons:
                 reasons.append("it has not run here before" if row is None else unremembered(row))
         steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
-    waiting = [f"{pending.step}[…]" for pending in found.plan.pending]
-    steps += [
-        {"id": id, "answer": "maybe", "reasons": [f"one for each {p.pattern} that {p.producer} makes"]}
-        for id, p in zip(waiting, found.plan.pending, strict=True)
-    ]
+    steps += [{"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later]
     old = examined(ws, stale(ws, found))
     edited = [
         path for path, content in found.facts.there.items() if content is not None and path in found.facts.ours and found.facts.ours[path] != content
