@@ -365,6 +365,19 @@ def test_a_step_may_be_skipped_for_a_metric_that_another_reports(space: Space) -
     assert space.run({"loss": 0.5}) == ["train", "export", "send"]
 
 
+def test_what_mentions_all_instances_of_a_matrix_is_skipped_with_them_when_they_mention_a_skipped_step(space: Space) -> None:
+    space.recipe(
+        "inputs: {loss: {type: number, default: 2}}\nsteps:\n"
+        '  train: {run: \'echo "{\\"loss\\": {{ inputs.loss }}}" >> $RECIPE_METRICS\', metrics: true}\n'
+        "  export: {when: '{{ steps.train.metrics.loss < 1 }}', run: echo x > x.txt, outputs: {x: x.txt}}\n"
+        "  each: {matrix: {n: [1, 2]}, run: 'cat {{ steps.export.x }} > {{ outputs.o }}', outputs: {o: '{{ matrix.n }}.txt'}}\n"
+        "  all: {run: 'cat {{ steps.each.o }} /dev/null > all.txt', outputs: {o: all.txt}}\n"
+    )
+    assert space.run() == ["train"]
+    assert space.summary is not None and space.summary.counts["SKIPPED"] == 4
+    assert space.run({"loss": 0.5})[-1] == "all" and space.read("all.txt") == "x\nx\n"
+
+
 TRAINS = """recipe: sub@1
 summary: A test
 inputs: {rank: {type: integer}}

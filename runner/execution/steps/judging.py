@@ -29,6 +29,9 @@ def judge_ready(work: Work) -> bool:
 
 
 def _judge(work: Work, id: str, n: int) -> None:
+    for need in work.plan.needs(n) - work.made.keys():  # skipped because of another, or failed under an earlier worker, and left out
+        if (other := work.plan.nodes[need].id) in work.todo and work.scheduler.state(other) in (State.SKIPPED, State.FAILED):
+            work.made[need] = NOTHING
     try:
         verdict = _verdict(work, n)
         for _ in range(work.short.pop(id, 0)):
