@@ -519,6 +519,8 @@ class _Story:
         fresh, skipped = counts.get("FRESH", 0), counts.get("SKIPPED", 0)
         if summary.state == "COMPLETED" and fresh and fresh + skipped == total and not self._restored:
             return [*lines, (f"everything is fresh ({steps}{f', {skipped} skipped' if skipped else ''})", "good")]
+        if summary.state == "COMPLETED" and not sum(counts.values()):
+            return [*lines, ("nothing to run: every step is skipped", "good")]
         parts = [f"{counts.get('DONE', 0)} ran", f"{fresh} fresh" + (f" ({self._restored} restored)" if self._restored else "")]
         parts.append(f"{counts.get('FAILED', 0)} failed")
         parts += [f"{counts[state]} {state.lower()}" for state in ("SKIPPED", "BLOCKED", "CANCELLED") if counts.get(state)]

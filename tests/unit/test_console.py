@@ -46,7 +46,7 @@ def move(id: str, before: str, after: str, reason: str = "", **data: object) -> 
 
 
 def summary(state: str = "COMPLETED", counts: Mapping[str, int] | None = None, **more: Any) -> Summary:
-    return Summary(state, counts or {"DONE": 2, "FRESH": 1}, 4.3, **more)
+    return Summary(state, {"DONE": 2, "FRESH": 1} if counts is None else counts, 4.3, **more)
 
 
 @pytest.fixture
@@ -154,6 +154,7 @@ def test_of_many_failures_the_first_are_shown_whole(err: io.StringIO, out: io.St
         (summary(), "3 steps: 2 ran, 1 fresh, 0 failed in 4.3s"),
         (summary(counts={"FRESH": 12}), "everything is fresh (12 steps)"),
         (summary(counts={"FRESH": 1}), "everything is fresh (1 step)"),
+        (summary(counts={}), "nothing to run: every step is skipped"),
         (summary(counts={"FRESH": 11, "SKIPPED": 1}), "everything is fresh (12 steps, 1 skipped)"),
         (summary("CANCELLED", {"DONE": 1, "CANCELLED": 2}), "cancelled: 3 steps: 1 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s"),
         (summary("CANCELLED", {"CANCELLED": 2}, interrupted=True), "interrupted: 2 steps: 0 ran, 0 fresh, 0 failed, 2 cancelled in 4.3s"),
