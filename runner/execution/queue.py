@@ -22,7 +22,7 @@ from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.records.runs import ALONE, Offer, RunRow, Stale, Submitted
+from ..storage.records.runs import ALONE, Offer, RunRow, Stale, Submitted, settle
 from ..storage.records.store import held
 from ..storage.remote.states import Lying
 from ..storage.workspace import Workspace
@@ -158,7 +158,7 @@ def give_back(ws: Workspace, run: str) -> bool:
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False
-    if ws.store.runs.get(run).state != "PAUSED" or ws.store.runs.settle(run, fence, "QUEUED", "resumed") == "QUEUED":
+    if ws.store.runs.get(run).state != "PAUSED" or settle(ws.store.runs, run, fence, "QUEUED", "resumed") == "QUEUED":
         ws.store.runs.release(run, fence)
     return True
 
@@ -399,4 +399,4 @@ def _unpacked(ws: Workspace, row: RunRow) -> Workspace:
 def _ended(ws: Workspace, row: RunRow, fence: int, state: str, reason: str) -> None:
     """Store the end of a run that is still open."""
     if row.fence == fence and row.claim:
-        ws.store.runs.settle(row.id, fence, state, reason)
+        settle(ws.store.runs, row.id, fence, state, reason)

@@ -10,7 +10,7 @@ from typing import Final
 from ..digest import of_value
 from ..errors import Busy
 from ..planning.schedule import FINAL, Spent, State, spent
-from ..storage.records.runs import WORKER_GONE, RunRow
+from ..storage.records.runs import WORKER_GONE, RunRow, settle
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, compiled, look
 
@@ -70,7 +70,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             continue
         if taken is None and asked and (taken := as_it_stood(ws, found, row, fence)) is not None:
             continue
-        ws.store.runs.settle(row.id, fence, "FAILED", WORKER_GONE)
+        settle(ws.store.runs, row.id, fence, "FAILED", WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
         raise Busy(f"run {wanted} cannot be resumed: its plan has changed, or a worker has it", fix="`recipe retry` makes a new run of it")
     return taken
@@ -85,14 +85,14 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
         if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
             continue
         if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
-            ws.store.runs.settle(row.id, fence, "COMPLETED", "")
+            settle(ws.store.runs, row.id, fence, "COMPLETED", "")
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
     """End a claimed run as FAILED whose workers died again and again before any step moved.  `row` is as it was claimed."""
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
-    ws.store.runs.settle(row.id, fence, "FAILED", "poison")
+    settle(ws.store.runs, row.id, fence, "FAILED", "poison")
     return True
 
 

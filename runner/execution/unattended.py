@@ -14,7 +14,7 @@ from drivers.base import Job
 from ..errors import Infrastructure
 from ..hosts.link import client
 from ..planning.schedule import FINAL, Move, State
-from ..storage.records.runs import LET_GO, Beside, StepRow
+from ..storage.records.runs import LET_GO, Beside, StepRow, settle
 from ..storage.workspace import Workspace
 from .steps.control import SAVING
 from .steps.orphans import left_by
@@ -44,7 +44,7 @@ def end_claimed(ws: Workspace, run: str, fence: int, state: END, say: Callable[[
             say(f"{place} may still run {name}, a job of {run}: `recipe run` with the same driver takes it over, or ends it")
         if names:
             asyncio.run(_end(ws, names))
-        settled = ws.store.runs.settle(run, fence, state, state.lower(), partial(_open, ws, run))
+        settled = settle(ws.store.runs, run, fence, state, state.lower(), partial(_open, ws, run))
     except BaseException:
         ws.store.runs.release(run, fence)
         raise

@@ -18,7 +18,7 @@ from runner.execution.terms import new_id
 from runner.storage.content.files import Content
 from runner.storage.records.index import Changes, Made, Published, Trace
 from runner.storage.records.outbox import Letter
-from runner.storage.records.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted
+from runner.storage.records.runs import AttemptRow, Event, Offer, Reporter, Requested, RunRow, Stale, StepRow, Wanted, settle
 from runner.storage.records.store import Store
 
 
@@ -168,7 +168,7 @@ def test_what_is_asked_while_a_run_is_settled_is_heeded(store: Store, fresh: Fre
         seen.append(found)
         return [DONE], [StepRow("r1", "a", "DONE")]
 
-    assert store.runs.settle("r1", claimed, wanted, "", beside) == state and seen == [wanted, state]
+    assert settle(store.runs, "r1", claimed, wanted, "", beside) == state and seen == [wanted, state]
     row = store.runs.get("r1")
     assert (row.state, row.request) == (state, "")
     assert [event.after for event in store.runs.events("r1")] == ["QUEUED", what, "DONE", *([state] if state != "QUEUED" else [])]

@@ -394,28 +394,6 @@ class Runs(Protocol):
         """
         ...
 
-    def settle(self, run: str, fence: int, state: str, reason: str, beside: Callable[[str], Beside] = lambda _state: ((), ())) -> str:
-        """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
-
-        `beside` answers what goes with a state: moves of steps, and their rows.  Raises Stale.
-        """
-        from ...planning.schedule import Move
-
-        while True:
-            row = self.get(run)
-            if row.request == "cancel":
-                state, reason = "CANCELLED", "cancelled"
-            elif row.request == "resume" and state == "PAUSED":
-                state, reason = "QUEUED", "resumed"
-            moves, steps = beside(state)
-            if row.state != state:
-                moves = [*moves, Move("run", run, row.state, state, reason)]
-            try:
-                self.group(run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
-            except Requested:  # since we looked
-                continue
-            return state
-
     def land(self) -> None:
         """Wait until the group that was stored last is on the disk.  Raises what kept it from that; nothing of it is stored then."""
         ...
@@ -435,3 +413,26 @@ class Runs(Protocol):
     def forget(self, runs: Iterable[str]) -> None:
         """Delete runs and all that is stored of them: what `gc` decided."""
         ...
+
+
+def settle(runs: Runs, run: str, fence: int, state: str, reason: str, beside: Callable[[str], Beside] = lambda _state: ((), ())) -> str:
+    """Give a claimed run, on which nothing works, its next state, and answer it: a cancel that is asked for until it is stored wins.
+
+    `beside` answers what goes with a state: moves of steps, and their rows.  Raises Stale.
+    """
+    from ...planning.schedule import Move
+
+    while True:
+        row = runs.get(run)
+        if row.request == "cancel":
+            state, reason = "CANCELLED", "cancelled"
+        elif row.request == "resume" and state == "PAUSED":
+            state, reason = "QUEUED", "resumed"
+        moves, steps = beside(state)
+        if row.state != state:
+            moves = [*moves, Move("run", run, row.state, state, reason)]
+        try:
+            runs.group(run, fence, moves, steps=steps, run_state=(state, reason), answers=row.request)
+        except Requested:  # since we looked
+            continue
+        return state
