@@ -85,7 +85,7 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
         if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
             continue
         if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
-            settle(ws.store.runs, row.id, fence, "COMPLETED", "")
+            settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
 
 
 def poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:

@@ -270,7 +270,11 @@ def _sound(ws: Workspace, text: Digest) -> Path:
     """A file that is there if the schema has found nothing in the recipe of this text: looking takes longer than all other reading."""
     from ..language.library import schema_text
 
-    return ws.home / "plans" / f"{of_value('sound', [VERSION, schema_text(), text])}.sound"
+    try:
+        schema = schema_text()
+    except FileNotFoundError:  # of a shelf with recipes alone
+        schema = ""
+    return ws.home / "plans" / f"{of_value('sound', [VERSION, schema, text])}.sound"
 
 
 def _parsed(ws: Workspace, text: bytes, name: str) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,9 @@ DEAD = "999999999"
 """No process has this number."""
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture
 def ws(tmp_path: Path) -> Iterator[Workspace]:
     with Workspace.open(tmp_path) as ws:
@@ -45,14 +49,15 @@ def remember(ws: Workspace, data: bytes, name: str = "made", mode: int = 0o644) 
 
 def stored(ws: Workspace) -> None:
     """What a ledger does with what has come."""
-    ws.store.runs.submit(RunRow("r", "t@1", "p", {}, ""))
-    fence = ws.store.runs.claim("r", "w")
+    run = f"r{next(_numbers)}"
+    ws.store.runs.submit(RunRow(run, "t@1", "p", {}, ""))
+    fence = ws.store.runs.claim(run, "w")
     assert fence is not None
     tiny, logs = ws.objects.tiny.unstored()
-    ws.store.runs.group("r", fence, changes=Changes(tiny=tiny))
+    ws.store.runs.group(run, fence, changes=Changes(tiny=tiny))
     for log in logs:
         os.unlink(log)
-    ws.store.runs.group("r", fence, run_state=("COMPLETED", ""))
+    ws.store.runs.group(run, fence, run_state=("COMPLETED", ""))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
