@@ -154,7 +154,7 @@ def reports_of(row: RunRow) -> Mapping[str, object]:
 
 
 def give_back(ws: Workspace, run: str) -> bool:
-    """Have workers go on with a paused run.  False: a worker has it already, or it is over."""
+    """Let workers continue a paused run.  False: a worker has it already, or it is over."""
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
         return False

@@ -35,7 +35,7 @@ FOREVER = 1e8  # seconds; a longer patience needs no alarm
 ROOM = 1 << 15  # bytes of one read: small enough that memory for it is at hand, and not mapped and given back each time
 REMEMBERED = 10_000
 SIGN = 5.0  # seconds between signs of life on a stream
-PROTOCOLS = (NUMBER - 1, NUMBER)  # those that we speak: an agent that has jobs goes on serving when a newer recipe comes
+PROTOCOLS = (NUMBER - 1, NUMBER)  # those that we speak: an agent with jobs still serves a newer recipe
 UNUSED = 3.0  # seconds after which an agent that no client has and that has no jobs is gone
 FAREWELL = 10.0  # seconds in which what was asked for last must have been sent
 SILENCE = 20.0  # seconds without an answer to any after which it is taken for broken
@@ -200,7 +200,7 @@ class Client:
         return self._line.host().call(argv, stdin)
 
     async def aclose(self, lost: str = "") -> None:
-        """Let go of our connections, not of the host; jobs go on.  `lost`: why it is given up, which who waits for one of its jobs gets to know."""
+        """Let go of our connections, not of the host; jobs continue.  `lost`: why it is given up, raised as HostLost where its jobs are awaited."""
         await self._line.aclose()
         self._disconnect()
         self._forget()
